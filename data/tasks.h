@@ -1,0 +1,125 @@
+// tasks.h: synthetic tasks, made on the fly. A task is one row of the table TASKS and three
+// functions: its shape (how long, how many symbols), one sequence of it, and the score of one
+// prediction.
+//
+// Every sequence is a pure function of (seed, stream number), so training batches never repeat, a
+// resumed run sees the ones it would have seen, and the evaluation set is disjoint from all of
+// them. A target of IGNORE (-1) is not trained on and not scored.
+#ifndef SEQ_DATA_TASKS_H
+#define SEQ_DATA_TASKS_H
+
+#include "../util/check.h"
+#include "../util/rng.h"
+
+enum { IGNORE = -1 };
+
+// What the tasks can be told; each task reads the fields it knows.
+typedef struct {
+    int string_size; // copying: letters in a string
+} TaskOptions;
+
+typedef struct {
+    size_t T;      // tokens in a sequence
+    size_t V;      // symbols
+    size_t prompt; // leading tokens given when decoding; the model's own output follows
+    int causal;    // 1: the targets stand in the inputs, so a bidirectional model would read them
+} TaskShape;
+
+typedef struct {
+    const char *name, *help;
+    const char *symbols; // one printable character a token
+    TaskShape (*shape)(const TaskOptions *options);
+    void (*fill)(const TaskOptions *options, uint64_t seed, uint64_t stream, int *inputs,
+                 int *targets);
+    double (*score)(const int *targets, const int *predictions, size_t T);
+} Task;
+
+// ---- copying [CausalRN paper, section 4]: repeat a random string after a separator
+
+enum { COPY_BOS, COPY_SEP, COPY_EOS, COPY_LETTER, COPY_LETTERS = 26, COPY_VOCAB = 29 };
+
+// copying_shape: T = 2 (S + 1), V = 29; the prompt is BOS, the string and SEP.
+static inline TaskShape copying_shape(const TaskOptions *options)
+{
+    size_t S = (size_t)options->string_size;
+    TaskShape shape = {2 * (S + 1), COPY_VOCAB, S + 2, 1};
+    return shape;
+}
+
+// copying_fill: inputs (T) = BOS s_1..s_S SEP s_1..s_S; targets (T) = IGNORE over BOS and the
+// string, then s_1..s_S, EOS. Letters are uniform. [CausalRN paper, section 4; the authors' code]
+static inline void copying_fill(const TaskOptions *options, uint64_t seed, uint64_t stream,
+                                int *inputs, int *targets)
+{
+    int S = options->string_size;
+    inputs[0] = COPY_BOS;
+    inputs[S + 1] = COPY_SEP;
+    for (int i = 0; i <= S; i++)
+        targets[i] = IGNORE;
+    for (int i = 0; i < S; i++) {
+        int letter = COPY_LETTER + (int)rand_below(seed, stream, (uint64_t)i, COPY_LETTERS);
+        inputs[1 + i] = inputs[S + 2 + i] = targets[S + 1 + i] = letter;
+    }
+    targets[2 * S + 1] = COPY_EOS;
+}
+
+// copying_score: accuracy of one sequence: 0 if the last prediction is not EOS or EOS is predicted
+// earlier at a supervised position, otherwise the fraction of the letters that is right.
+static inline double copying_score(const int *targets, const int *predictions, size_t T)
+{
+    size_t right = 0, letters = 0;
+    if (predictions[T - 1] != COPY_EOS)
+        return 0;
+    for (size_t t = 0; t + 1 < T; t++) {
+        if (targets[t] == IGNORE)
+            continue;
+        if (predictions[t] == COPY_EOS)
+            return 0;
+        letters++;
+        right += predictions[t] == targets[t];
+    }
+    return letters ? (double)right / (double)letters : 1;
+}
+
+// ---- the table
+
+static const Task TASKS[] = {
+    {"copying", "repeat a random string of letters", "^|$abcdefghijklmnopqrstuvwxyz", copying_shape,
+     copying_fill, copying_score},
+};
+
+// The names of TASKS in its order, as the choices of --task.
+#define TASK_NAMES "copying"
+
+// task_batch: sequences number * B .. number * B + B - 1 of the stream family `stream`
+// (STREAM_TRAIN or STREAM_EVAL) under `seed`: inputs (B,T) =, targets (B,T) =. The result does not
+// depend on the threads.
+static inline void task_batch(const Task *task, const TaskOptions *options, uint64_t seed,
+                              uint64_t stream, uint64_t number, size_t B, int *inputs, int *targets)
+{
+    size_t T = task->shape(options).T;
+#pragma omp parallel for
+    for (size_t b = 0; b < B; b++)
+        task->fill(options, seed, stream + number * B + b, inputs + b * T, targets + b * T);
+}
+
+// task_score: mean score of B predicted sequences; predictions (B,T), targets (B,T).
+static inline double task_score(const Task *task, const int *targets, const int *predictions,
+                                size_t B, size_t T)
+{
+    double sum = 0;
+    for (size_t b = 0; b < B; b++)
+        sum += task->score(targets + b * T, predictions + b * T, T);
+    return sum / (double)B;
+}
+
+// task_text: tokens (n) as printable characters in text (size), always ending in 0.
+static inline void task_text(const Task *task, const int *tokens, size_t n, char *text, size_t size)
+{
+    size_t i = 0, V = strlen(task->symbols);
+    for (; i < n && i + 1 < size; i++)
+        text[i] = tokens[i] >= 0 && (size_t)tokens[i] < V ? task->symbols[tokens[i]] : '?';
+    text[i] = 0;
+}
+
+#endif

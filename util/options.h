@@ -1,0 +1,310 @@
+// options.h: the command line as one table. A row names an option, says where its value goes, its
+// default, its range and its unit; the same table drives parsing (getopt_long), --help, the printed
+// configuration, the log's header and the metadata of checkpoints.
+//
+// A preset is a named string of options ("--string-size 32 --layers 2"); what the user types
+// overrides it. Every mistake is one error with exit code 2 that names the option, what was
+// expected and what it got.
+#ifndef SEQ_UTIL_OPTIONS_H
+#define SEQ_UTIL_OPTIONS_H
+
+#include "check.h"
+#include <ctype.h>
+#include <getopt.h>
+
+typedef enum {
+    OPT_INT,    // int; min and max inclusive
+    OPT_U64,    // uint64_t
+    OPT_REAL,   // double; min and max inclusive
+    OPT_CHOICE, // int: the index of the word in `unit`, words separated by '|'
+    OPT_STRING, // const char *; default NULL
+    OPT_FLAG    // int: 1 if given; takes no value
+} OptionType;
+
+// Whether an option defines the result (model, data, training): such options are stored in
+// checkpoints and must agree on --resume. RUNTIME options (paths, threads, intervals) do not.
+enum { RUNTIME = 0, DEFINES = 1 };
+
+typedef struct {
+    const char *name;
+    OptionType type;
+    void *value;      // int *, uint64_t *, double * or const char **, by type
+    const char *def;  // the default, as one would type it; NULL for strings and flags
+    double min, max;  // of OPT_INT and OPT_REAL
+    const char *unit; // shown in --help; of OPT_CHOICE: the words
+    int defines;
+    const char *help;
+} Option;
+
+typedef struct {
+    const char *name, *options, *help;
+} Preset;
+
+enum { OPTIONS_MAX = 64, OPTION_VALUE_MAX = 256 };
+
+// option_word: copy word i of "a|b|c" into word; 0 if there is none.
+static inline int option_word(const char *words, int i, char *word, size_t size)
+{
+    while (i-- > 0) {
+        words = strchr(words, '|');
+        if (!words)
+            return 0;
+        words++;
+    }
+    snprintf(word, size, "%.*s", (int)strcspn(words, "|"), words);
+    return 1;
+}
+
+// option_format: the option's present value as one would type it. A real keeps 17 digits only if it
+// needs them.
+static inline void option_format(const Option *o, char *text, size_t size)
+{
+    if (o->type == OPT_INT || o->type == OPT_FLAG)
+        snprintf(text, size, "%d", *(int *)o->value);
+    else if (o->type == OPT_U64)
+        snprintf(text, size, "%llu", (unsigned long long)*(uint64_t *)o->value);
+    else if (o->type == OPT_CHOICE)
+        option_word(o->unit, *(int *)o->value, text, size);
+    else if (o->type == OPT_STRING)
+        snprintf(text, size, "%s", *(const char **)o->value ? *(const char **)o->value : "");
+    else {
+        snprintf(text, size, "%.9g", *(double *)o->value);
+        if (strtod(text, NULL) != *(double *)o->value)
+            snprintf(text, size, "%.17g", *(double *)o->value);
+    }
+}
+
+// option_set_number: parse an integer or a real: the whole string, in range, never NaN.
+static inline void option_set_number(const Option *o, const char *text)
+{
+    char *end = NULL;
+    int looks_decimal =
+        isdigit((unsigned char)text[0]) || ((text[0] == '-' || text[0] == '.') && text[1]);
+    const char *expected = o->type == OPT_REAL ? "a number" : "a whole number";
+    errno = 0;
+    double x = strtod(text, &end);
+    if (o->type == OPT_REAL) {
+        if (!looks_decimal || *end || strpbrk(text, "xXnN"))
+            die(EXIT_USAGE, "--%s: expected %s, got \"%s\"", o->name, expected, text);
+        if (errno == ERANGE || !is_finite_bits(x))
+            die(EXIT_USAGE, "--%s: \"%s\" does not fit a double precision number", o->name, text);
+        if (!(x >= o->min && x <= o->max))
+            die(EXIT_USAGE, "--%s: expected %s from %g to %g, got %s", o->name, expected, o->min,
+                o->max, text);
+        *(double *)o->value = x;
+        return;
+    }
+    const char *digits = text + (text[0] == '-');
+    if (!*digits || strspn(digits, "0123456789") != strlen(digits))
+        die(EXIT_USAGE, "--%s: expected %s, got \"%s\"", o->name, expected, text);
+    if (o->type == OPT_U64) {
+        unsigned long long u = strtoull(text, &end, 10);
+        if (errno == ERANGE || text[0] == '-')
+            die(EXIT_USAGE, "--%s: expected %s from 0 to 18446744073709551615, got %s", o->name,
+                expected, text);
+        *(uint64_t *)o->value = u;
+        return;
+    }
+    if (!(x >= o->min && x <= o->max))
+        die(EXIT_USAGE, "--%s: expected %s from %.0f to %.0f, got %s", o->name, expected, o->min,
+            o->max, text);
+    *(int *)o->value = (int)x;
+}
+
+// option_set: give the option the value typed as `text`.
+static inline void option_set(const Option *o, const char *text)
+{
+    char word[OPTION_VALUE_MAX];
+    if (o->type == OPT_STRING) {
+        if (!*text)
+            die(EXIT_USAGE, "--%s: expected %s, got an empty string", o->name, o->unit);
+        *(const char **)o->value = text;
+    } else if (o->type == OPT_CHOICE) {
+        int i = 0;
+        for (; option_word(o->unit, i, word, sizeof word); i++)
+            if (!strcmp(word, text)) {
+                *(int *)o->value = i;
+                return;
+            }
+        die(EXIT_USAGE, "--%s: expected one of %s, got \"%s\"", o->name, o->unit, text);
+    } else if (o->type == OPT_FLAG)
+        *(int *)o->value = 1;
+    else
+        option_set_number(o, text);
+}
+
+// edit_distance: the number of single-character edits from a to b (both under 64 characters).
+static inline int edit_distance(const char *a, const char *b)
+{
+    int row[64], n = (int)strlen(b);
+    if (n > 63 || strlen(a) > 63)
+        return 64;
+    for (int j = 0; j <= n; j++)
+        row[j] = j;
+    for (int i = 1; a[i - 1]; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= n; j++) {
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best)
+                best = row[j] + 1;
+            if (row[j - 1] + 1 < best)
+                best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[n];
+}
+
+// options_unknown: die over an option that is not in the table, naming the nearest that is.
+SEQ_NORETURN
+static inline void options_unknown(const Option *table, int n, const char *got)
+{
+    char name[64];
+    const char *nearest = "help";
+    snprintf(name, sizeof name, "%s", got + strspn(got, "-"));
+    name[strcspn(name, "=")] = 0;
+    for (int i = 0; i < n; i++)
+        if (edit_distance(name, table[i].name) < edit_distance(name, nearest))
+            nearest = table[i].name;
+    die(EXIT_USAGE, "unknown option \"%s\": the nearest is --%s\nhint: --help lists all options",
+        got, nearest);
+}
+
+// options_parse_words: apply argv[1..argc) to the table; `source` names them in errors ("" = the
+// command line).
+static inline void options_parse_words(const Option *table, int n, int argc, char **argv,
+                                       const char *source)
+{
+    struct option longs[OPTIONS_MAX + 1];
+    char *seen[OPTIONS_MAX] = {NULL};
+    memset(longs, 0, sizeof longs);
+    for (int i = 0; i < n; i++) {
+        longs[i].name = table[i].name;
+        longs[i].has_arg = table[i].type == OPT_FLAG ? no_argument : required_argument;
+        longs[i].val = 256 + i;
+    }
+    opterr = 0;
+    optind = 0; // 0 asks glibc to start afresh; macOS reads it as 1 once optreset is set
+#ifdef __APPLE__
+    optreset = optind = 1;
+#endif
+    for (int code; (code = getopt_long(argc, argv, "+:", longs, NULL)) != -1;) {
+        int i = (code == ':' ? optopt : code) - 256;
+        if (code == '?' && optopt >= 256)
+            die(EXIT_USAGE, "--%s takes no value", table[optopt - 256].name);
+        if (code == '?')
+            options_unknown(
+                table, n,
+                argv[optopt && optind < argc && argv[optind][0] == '-' && argv[optind][1] != '-'
+                         ? optind
+                         : optind - 1]);
+        if (code == ':' || (optarg && !strncmp(optarg, "--", 2)))
+            die(EXIT_USAGE, "--%s needs a value (%s)%s%s", table[i].name, table[i].unit,
+                code == ':' ? "" : ", got the option ", code == ':' ? "" : optarg);
+        if (seen[i])
+            die(EXIT_USAGE, "--%s is given twice%s%s\nhint: keep one of them", table[i].name,
+                *source ? " in " : "", source);
+        seen[i] = argv[optind - 1];
+        option_set(&table[i], optarg ? optarg : "");
+    }
+    if (optind < argc)
+        die(EXIT_USAGE,
+            "unexpected word \"%s\": options are written --name value\nhint: --help lists all "
+            "options",
+            argv[optind]);
+}
+
+// options_apply_preset: apply a preset's string of options to the table.
+static inline void options_apply_preset(const Option *table, int n, const Preset *preset)
+{
+    static char text[1024]; // values of string options keep pointing here
+    char *words[2 * OPTIONS_MAX] = {(char *)"preset"};
+    int count = 1;
+    snprintf(text, sizeof text, "%s", preset->options);
+    for (char *w = strtok(text, " "); w && count < 2 * OPTIONS_MAX; w = strtok(NULL, " "))
+        words[count++] = w;
+    options_parse_words(table, n, count, words, preset->name);
+}
+
+// options_help: print every option with type, default and unit, and every preset. `cost` (may be
+// NULL) gives a preset's cost as text: it is called with the preset's options applied.
+static inline void options_help(const Option *table, int n, const Preset *presets,
+                                const char *usage, void (*cost)(char *text, size_t size))
+{
+    printf("%s\n\nOptions (--name value or --name=value):\n", usage);
+    for (int i = 0; i < n; i++) {
+        char left[128];
+        const Option *o = &table[i];
+        snprintf(left, sizeof left, "--%s %s", o->name, o->type == OPT_FLAG ? "" : o->unit);
+        printf("  %-46s %s", left, o->help);
+        if (o->def)
+            printf(" [%s]", o->def);
+        printf("\n");
+    }
+    printf("\nPresets (--preset NAME; other options given override it):\n");
+    for (const Preset *p = presets; p && p->name; p++) {
+        char text[64] = "";
+        for (int i = 0; i < n; i++)
+            if (table[i].def)
+                option_set(&table[i], table[i].def);
+        options_apply_preset(table, n, p);
+        if (cost)
+            cost(text, sizeof text);
+        printf("  %-16s %s%s%s\n  %-16s   %s\n", p->name, p->help, *text ? "; " : "", text, "",
+               p->options);
+    }
+}
+
+// options_parse: set the defaults, then the preset named by --preset, then what the user typed.
+// --help prints and exits 0. The table holds --help and --preset like any other option. `presets`
+// ends with a NULL name.
+static inline void options_parse(const Option *table, int n, const Preset *presets, int argc,
+                                 char **argv, const char *usage,
+                                 void (*cost)(char *text, size_t size))
+{
+    const Option *help = NULL, *preset = NULL;
+    for (int i = 0; i < n; i++) {
+        if (table[i].def)
+            option_set(&table[i], table[i].def);
+        help = strcmp(table[i].name, "help") ? help : &table[i];
+        preset = strcmp(table[i].name, "preset") ? preset : &table[i];
+    }
+    options_parse_words(table, n, argc, argv, "");
+    if (help && *(int *)help->value) {
+        options_help(table, n, presets, usage, cost);
+        exit(0);
+    }
+    const char *name = preset ? *(const char **)preset->value : NULL;
+    if (!name)
+        return;
+    for (const Preset *p = presets; p->name; p++)
+        if (!strcmp(p->name, name)) {
+            options_apply_preset(table, n, p);
+            options_parse_words(table, n, argc, argv, "");
+            return;
+        }
+    die(EXIT_USAGE, "--preset: there is no preset \"%s\"\nhint: --help lists them", name);
+}
+
+// options_print: the whole configuration on `file`, each line starting with `prefix`.
+static inline void options_print(FILE *file, const char *prefix, const Option *table, int n)
+{
+    char value[OPTION_VALUE_MAX];
+    fputs(prefix, file);
+    for (int i = 0, width = 0; i < n; i++) {
+        if (table[i].type == OPT_STRING || table[i].type == OPT_FLAG)
+            continue;
+        option_format(&table[i], value, sizeof value);
+        width += (int)(strlen(table[i].name) + strlen(value)) + 2;
+        if (width > 96) {
+            fprintf(file, "\n%s", prefix);
+            width = 0;
+        }
+        fprintf(file, " %s=%s", table[i].name, value);
+    }
+    fputc('\n', file);
+}
+
+#endif

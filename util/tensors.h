@@ -1,0 +1,276 @@
+// tensors.h: a set of named arrays in one allocation, driven by a table with one row per tensor.
+//
+// The table is the single list of a model's tensors. Allocation, initialisation, the optimiser,
+// checkpoints, dumps and tests walk it, so a tensor added to the table is everywhere at once. A
+// struct of pointers (struct { float *wte, *wpe; }) gives the same tensors names in code: each row
+// says which field is its own.
+//
+// Element size is a run-time number (4 or 8): the tests rebuild a trainer with `float` meaning
+// double.
+#ifndef SEQ_UTIL_TENSORS_H
+#define SEQ_UTIL_TENSORS_H
+
+#include "check.h"
+#include "rng.h"
+#include "safetensors.h"
+
+typedef enum { INIT_KIND_ZERO, INIT_KIND_NORMAL } InitKind;
+typedef struct {
+    InitKind kind;
+    double std;
+} Init;
+#define INIT_ZERO         \
+    {                     \
+        INIT_KIND_ZERO, 0 \
+    }
+#define INIT_NORMAL(std)        \
+    {                           \
+        INIT_KIND_NORMAL, (std) \
+    }
+
+enum { NO_DECAY = 0, DECAY = 1, TENSOR_DIMS = 4, TENSORS_MAX = 64 };
+
+typedef struct {
+    const char *name;
+    size_t shape[TENSOR_DIMS]; // as long as it is nonzero
+    Init init;
+    int decay;       // weight decay applies
+    double lr_scale; // multiplies the learning rate
+    size_t field;    // where the struct of pointers keeps this tensor's: offsetof(Params, wte)
+} Tensor;
+
+// tensor_row: a table row without initialisation, for activations and scratch.
+#define ACTIVATION(name, type, field, ...)                          \
+    {                                                               \
+        name, {__VA_ARGS__}, INIT_ZERO, 0, 0, offsetof(type, field) \
+    }
+
+typedef struct {
+    const char *what; // for messages: "parameters"
+    Tensor table[TENSORS_MAX];
+    int n;
+    size_t real_size;          // 4 or 8
+    size_t start[TENSORS_MAX]; // byte offset of each tensor
+    size_t bytes;
+    char *base;
+} Arena;
+
+// Tensors start on 64-byte boundaries and are followed by at least one line of this canary byte,
+// which makes a NaN of any float type, so that a read past the end shows as well as a write.
+enum { ARENA_ALIGN = 64, CANARY = 0xff };
+
+// tensor_dims: number of dimensions of a row.
+static inline int tensor_dims(const Tensor *t)
+{
+    int n = 0;
+    while (n < TENSOR_DIMS && t->shape[n])
+        n++;
+    return n;
+}
+
+// tensor_size: number of elements of a row.
+static inline size_t tensor_size(const Tensor *t)
+{
+    size_t n = 1;
+    for (int i = 0; i < tensor_dims(t); i++)
+        n = size_mul(n, t->shape[i], t->name);
+    return n;
+}
+
+// arena_plan: lay out the n rows of `table`; nothing is allocated. a->bytes is then what
+// arena_alloc will take.
+static inline void arena_plan(Arena *a, const char *what, const Tensor *table, int n,
+                              size_t real_size)
+{
+    if (n > TENSORS_MAX)
+        die(EXIT_FAIL, "%s: %d tensors, the table holds %d\nhint: raise TENSORS_MAX", what, n,
+            TENSORS_MAX);
+    memset(a, 0, sizeof *a);
+    a->what = what;
+    a->n = n;
+    a->real_size = real_size;
+    for (int i = 0; i < n; i++) {
+        size_t bytes = size_mul(tensor_size(&table[i]), real_size, table[i].name);
+        a->table[i] = table[i];
+        a->start[i] = a->bytes;
+        a->bytes += (bytes / ARENA_ALIGN + 2) * ARENA_ALIGN;
+        if (a->bytes < bytes)
+            die(EXIT_MEMORY, "%s do not fit in memory\nhint: make the model or the batch smaller",
+                what);
+    }
+}
+
+// arena_data: pointer to tensor i's elements.
+static inline void *arena_data(const Arena *a, int i)
+{
+    return a->base + a->start[i];
+}
+
+// arena_canary: the canary bytes after tensor i, *size of them.
+static inline unsigned char *arena_canary(const Arena *a, int i, size_t *size)
+{
+    size_t used = tensor_size(&a->table[i]) * a->real_size;
+    *size = (i + 1 < a->n ? a->start[i + 1] : a->bytes) - a->start[i] - used;
+    return (unsigned char *)arena_data(a, i) + used;
+}
+
+// arena_alloc: allocate a planned arena, zeroed, set the canaries and the pointers of the struct at
+// `fields`. With POISON defined (make debug) every element starts as NaN.
+static inline void arena_alloc(Arena *a, void *fields)
+{
+    a->base = (char *)alloc_zero(a->bytes, 1, a->what);
+#ifdef POISON
+    memset(a->base, CANARY, a->bytes);
+#endif
+    for (int i = 0; i < a->n; i++) {
+        size_t size;
+        unsigned char *canary = arena_canary(a, i, &size);
+        void *data = arena_data(a, i);
+        memset(canary, CANARY, size);
+        memcpy((char *)fields + a->table[i].field, &data, sizeof data);
+    }
+}
+
+// arena_fill: set every byte of every tensor to `byte` (0, or CANARY for NaN).
+static inline void arena_fill(Arena *a, int byte)
+{
+    for (int i = 0; i < a->n; i++)
+        memset(arena_data(a, i), byte, tensor_size(&a->table[i]) * a->real_size);
+}
+
+// arena_check: die if a canary was overwritten, naming the tensor before it.
+static inline void arena_check(const Arena *a)
+{
+    for (int i = 0; i < a->n; i++) {
+        size_t size;
+        unsigned char *canary = arena_canary(a, i, &size);
+        for (size_t k = 0; k < size; k++)
+            if (canary[k] != CANARY)
+                die(EXIT_FAIL, "%s: something wrote %zu bytes past the end of %s", a->what, k,
+                    a->table[i].name);
+    }
+}
+
+// arena_free: give the memory back.
+static inline void arena_free(Arena *a)
+{
+    free(a->base);
+    a->base = NULL;
+}
+
+// arena_elements: number of elements in all tensors but those named in `except` (may be NULL), a
+// list like "wte,wpe".
+static inline size_t arena_elements(const Arena *a, const char *except)
+{
+    size_t n = 0;
+    for (int i = 0; i < a->n; i++) {
+        const char *name = a->table[i].name, *at = except ? strstr(except, name) : NULL;
+        n += at && strchr(",", at[strlen(name)]) ? 0 : tensor_size(&a->table[i]);
+    }
+    return n;
+}
+
+// arena_init: draw the initial values: tensor k from stream STREAM_INIT + k of `seed`.
+static inline void arena_init(Arena *a, uint64_t seed)
+{
+    for (int k = 0; k < a->n; k++) {
+        const Init init = a->table[k].init;
+        size_t n = tensor_size(&a->table[k]);
+        void *x = arena_data(a, k);
+#pragma omp parallel for
+        for (size_t i = 0; i < n; i++)
+            real_set(x, i, a->real_size,
+                     init.kind == INIT_KIND_ZERO
+                         ? 0
+                         : init.std * rand_normal(seed, STREAM_INIT + (uint64_t)k, i));
+    }
+}
+
+// arena_first_bad: the name of the first tensor holding a NaN or Inf and its index, or NULL.
+static inline const char *arena_first_bad(const Arena *a, size_t *index)
+{
+    for (int i = 0; i < a->n; i++) {
+        size_t n = tensor_size(&a->table[i]);
+        *index = first_not_finite(arena_data(a, i), n, a->real_size);
+        if (*index < n)
+            return a->table[i].name;
+    }
+    return NULL;
+}
+
+// ---- files: arenas to and from safetensors
+
+enum { LIST_MAX = 4 * TENSORS_MAX, LIST_NAME = 64 };
+typedef struct {
+    StTensor tensors[LIST_MAX];
+    char names[LIST_MAX][LIST_NAME];
+    size_t n;
+} TensorList;
+
+// list_add: append one array to the list; shape ends at its first 0.
+static inline void list_add(TensorList *list, const char *prefix, const char *name, StDtype dtype,
+                            const size_t *shape, const void *data)
+{
+    if (list->n == LIST_MAX)
+        die(EXIT_FAIL, "more than %d tensors in a file\nhint: raise LIST_MAX", LIST_MAX);
+    StTensor *t = &list->tensors[list->n];
+    snprintf(list->names[list->n], LIST_NAME, "%s%s", prefix, name);
+    t->name = list->names[list->n++];
+    t->dtype = dtype;
+    t->data = data;
+    t->ndim = 0;
+    while (t->ndim < TENSOR_DIMS && shape[t->ndim]) {
+        t->shape[t->ndim] = shape[t->ndim];
+        t->ndim++;
+    }
+}
+
+// list_add_arena: append every tensor of the arena as prefix + name.
+static inline void list_add_arena(TensorList *list, const char *prefix, const Arena *a)
+{
+    for (int i = 0; i < a->n; i++)
+        list_add(list, prefix, a->table[i].name, a->real_size == 8 ? ST_F64 : ST_F32,
+                 a->table[i].shape, arena_data(a, i));
+}
+
+// shape_text: a shape as (2,3,4).
+static inline const char *shape_text(const size_t *shape, int n, char *text, size_t size)
+{
+    size_t used = (size_t)snprintf(text, size, "(");
+    for (int i = 0; i < n && used < size; i++)
+        used += (size_t)snprintf(text + used, size - used, "%s%zu", i ? "," : "", shape[i]);
+    if (used < size)
+        snprintf(text + used, size - used, ")");
+    return text;
+}
+
+// arena_read: read every tensor of the arena from the file, where it stands as prefix + name. Dies
+// with EXIT_DATA when one is missing, has another shape or holds a NaN or Inf; returns the number
+// read.
+static inline size_t arena_read(Arena *a, StFile *file, const char *path, const char *prefix)
+{
+    for (int i = 0; i < a->n; i++) {
+        char name[LIST_NAME], want[128], got[256];
+        const Tensor *t = &a->table[i];
+        snprintf(name, sizeof name, "%s%s", prefix, t->name);
+        const StEntry *entry = st_find(file, name);
+        if (!entry)
+            die(EXIT_DATA,
+                "%s: has no tensor %s, which this model needs\nhint: is it a checkpoint of another "
+                "model?",
+                path, name);
+        shape_text(t->shape, tensor_dims(t), want, sizeof want);
+        shape_text(entry->shape, entry->ndim, got, sizeof got);
+        if (strcmp(want, got))
+            die(EXIT_DATA,
+                "%s: %s: expected shape %s, got %s\nhint: give the sizes it was made with", path,
+                name, want, got);
+        st_read_real(file, entry, arena_data(a, i), a->real_size);
+        size_t n = tensor_size(t), bad = first_not_finite(arena_data(a, i), n, a->real_size);
+        if (bad < n)
+            die(EXIT_DATA, "%s: %s holds a NaN or Inf at element %zu", path, name, bad);
+    }
+    return (size_t)a->n;
+}
+
+#endif

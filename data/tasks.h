@@ -9,6 +9,7 @@
 #define SEQ_DATA_TASKS_H
 
 #include "../util/check.h"
+#include "../util/options.h"
 #include "../util/rng.h"
 
 enum { IGNORE = -1 };
@@ -88,8 +89,24 @@ static const Task TASKS[] = {
      copying_fill, copying_score},
 };
 
-// The names of TASKS in its order, as the choices of --task.
+// The names of TASKS in its order, as the choices of --task; the option rows of TaskOptions.
 #define TASK_NAMES "copying"
+#define TASK_OPTIONS(task, o)                                                                                  \
+    {"task", OPT_CHOICE, &(task), "copying", 0, 0, TASK_NAMES, DEFINES_DATA, "what to learn"},                 \
+    {"string-size", OPT_INT, &(o).string_size, "16", 1, 1 << 20, "letters", DEFINES_DATA,                      \
+     "copying: letters in a string; T = 2 (letters + 1)"}
+
+// check_tokens: die over an input outside 0..V-1 or a target that is neither that nor IGNORE; (B,T) each.
+static inline void check_tokens(const int *inputs, const int *targets, size_t B, size_t T, size_t V)
+{
+    for (size_t i = 0; i < B * T; i++)
+        if (inputs[i] < 0 || (size_t)inputs[i] >= V)
+            die(EXIT_DATA, "batch row %zu, position %zu: expected a token from 0 to %zu, got %d", i / T, i % T,
+                V - 1, inputs[i]);
+        else if (targets[i] != IGNORE && (targets[i] < 0 || (size_t)targets[i] >= V))
+            die(EXIT_DATA, "batch row %zu, position %zu: expected a target from 0 to %zu, or %d for none, got %d",
+                i / T, i % T, V - 1, IGNORE, targets[i]);
+}
 
 // task_batch: sequences number * B .. number * B + B - 1 of the stream family `stream`
 // (STREAM_TRAIN or STREAM_EVAL) under `seed`: inputs (B,T) =, targets (B,T) =. The result does not

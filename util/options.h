@@ -21,9 +21,9 @@ typedef enum {
     OPT_FLAG    // int: 1 if given; takes no value
 } OptionType;
 
-// Whether an option defines the result (model, data, training): such options are stored in
-// checkpoints and must agree on --resume. RUNTIME options (paths, threads, intervals) do not.
-enum { RUNTIME = 0, DEFINES = 1 };
+// What an option is about. Those that define model, data and training are stored in checkpoints; RUNTIME ones
+// (paths, threads, intervals) are not. --load needs the model's to agree, --resume all of them.
+enum { RUNTIME = 0, DEFINES_TRAINING = 1, DEFINES_DATA = 2, DEFINES_MODEL = 3 };
 
 typedef struct {
     const char *name;
@@ -32,7 +32,7 @@ typedef struct {
     const char *def;  // the default, as one would type it; NULL for strings and flags
     double min, max;  // of OPT_INT and OPT_REAL
     const char *unit; // shown in --help; of OPT_CHOICE: the words
-    int defines;
+    int defines; // RUNTIME or DEFINES_...
     const char *help;
 } Option;
 

@@ -32,14 +32,14 @@ enum { NO_DECAY = 0, DECAY = 1, TENSOR_DIMS = 4, TENSORS_MAX = 64 };
 
 typedef struct {
     const char *name;
-    size_t shape[TENSOR_DIMS]; // as long as it is nonzero
+    size_t shape[TENSOR_DIMS]; // up to its first 0; a tensor of first dimension 0 does not exist
     Init init;
     int decay;       // weight decay applies
     double lr_scale; // multiplies the learning rate
     size_t field;    // where the struct of pointers keeps this tensor's: offsetof(Params, wte)
 } Tensor;
 
-// tensor_row: a table row without initialisation, for activations and scratch.
+// ACTIVATION: a table row without initialisation, for activations and scratch.
 #define ACTIVATION(name, type, field, ...)                          \
     {                                                               \
         name, {__VA_ARGS__}, INIT_ZERO, 0, 0, offsetof(type, field) \
@@ -68,10 +68,10 @@ static inline int tensor_dims(const Tensor *t)
     return n;
 }
 
-// tensor_size: number of elements of a row.
+// tensor_size: number of elements of a row; 0 if its first dimension is 0, which says it does not exist.
 static inline size_t tensor_size(const Tensor *t)
 {
-    size_t n = 1;
+    size_t n = t->shape[0] ? 1 : 0;
     for (int i = 0; i < tensor_dims(t); i++)
         n = size_mul(n, t->shape[i], t->name);
     return n;
@@ -125,7 +125,7 @@ static inline void arena_alloc(Arena *a, void *fields)
     for (int i = 0; i < a->n; i++) {
         size_t size;
         unsigned char *canary = arena_canary(a, i, &size);
-        void *data = arena_data(a, i);
+        void *data = tensor_size(&a->table[i]) ? arena_data(a, i) : NULL;
         memset(canary, CANARY, size);
         memcpy((char *)fields + a->table[i].field, &data, sizeof data);
     }
@@ -229,7 +229,8 @@ static inline void list_add(TensorList *list, const char *prefix, const char *na
 static inline void list_add_arena(TensorList *list, const char *prefix, const Arena *a)
 {
     for (int i = 0; i < a->n; i++)
-        list_add(list, prefix, a->table[i].name, a->real_size == 8 ? ST_F64 : ST_F32,
+        if (tensor_size(&a->table[i]))
+            list_add(list, prefix, a->table[i].name, a->real_size == 8 ? ST_F64 : ST_F32,
                  a->table[i].shape, arena_data(a, i));
 }
 

@@ -1,0 +1,1106 @@
+// train_causalrn.c: CausalRN and BiRN on the CPU: the reference that train_causalrn.cu is checked against.
+//
+// "An All-MLP Sequence Modeling Architecture That Excels at Copying" (ICML 2024 NGSM workshop). No attention:
+// each position sums a nonlinear function of itself paired with every earlier position.
+//
+//   r   = normalize(x)                          (x - mean) / sqrt(var + 1e-8), nothing learned
+//   a_u = W_right r_u + bias                    the query side
+//   b_v = W_left r_v                            the memory side
+//   s_u = 1/(u+1) sum_{v<=u} psi(mu(a_u + b_v))                                              [eq. 4, 5]
+//   x  += W_out normalize(s) + bias             the whole block: no MLP, no attention beside it
+//   s_u = 1/T sum_v psi(mu(a_u + b_v))          BiRN, --causal no                            [eq. 6]
+//
+// --prenorm exact: mu normalizes every pair over its channels, so the sum does not factor: the memory is all
+// b_v, it grows with T, and the model copies. --prenorm approx is mu(a_u) + mu(b_v), none is a_u + b_v: with
+// psi = exp these factor, --model linear,
+//   s_u = exp(a_u) * 1/(u+1) sum_{v<=u} exp(b_v)
+// a vector state updated in O(1) a token. (Not linear attention: there a step adds an outer product, of rank
+// 1, to a matrix; here it adds diag(exp(b_v)), of rank H, which needs H numbers. In recurrent form
+//   linear Transformer  S_t = S_{t-1} + k_t v_t^T,        out = S_t^T q_t
+//   Linear CausalRN     S_t = S_{t-1} + diag(exp(b_t)),   out = S_t exp(a_t).)
+//
+// Letters: the paper's d_e is C (channels), d_h is H (hidden), its indices i and j are v and u here.
+//
+// Sections: [mix] the layer above; [layers] matrix product, normalize, embedding, cross-entropy; [model]
+// tensors, forward, backward, decoding; [optimizer] AdamW; [train] the loop; [main] options and presets.
+//
+// On two CPU cores (see README.md for what was measured; figures of the paper: train_causalrn.cu):
+//   ./train_causalrn                      copying 16 letters, under a minute
+//   ./train_causalrn --preset main        copying 32 letters, `make run`, about 30 s
+//   ./train_causalrn --preset copy-s128   the paper's model and string size: for comparison with the GPU
+//
+// Differences from the paper and its code: eps 1e-8 sits inside the root of every normalize (theirs: 0 on the
+// standard deviation); with the post-reduction norm each row of s is first divided by a power of two (undone
+// by the norm, keeps it from overflowing); warm-up starts at lr/warmup rather than 0; fp32, no autocast.
+// --prenorm none --model quadratic may overflow as the paper's would: the run then stops and says so.
+
+#include "data/tasks.h"
+#include "util/check.h"
+#include "util/log.h"
+#include "util/options.h"
+#include "util/rng.h"
+#include "util/safetensors.h"
+#include "util/tensors.h"
+#include "util/training.h"
+#include <signal.h>
+#include <tgmath.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifdef REAL_IS_DOUBLE // the tests build this file a second time in double precision
+#define float double
+#endif
+
+// From [layers]:
+static inline size_t thread_index(void);
+static inline float exp_ps(float x);
+static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const float *y, size_t y_row,
+                 size_t y_col, size_t M, size_t N, size_t K, int accumulate);
+static void row_moments(const float *x, size_t n, float *mean, float *var);
+static void normalize_row(float *out, const float *x, size_t n);
+static void normalize_row_backward(float *dx, const float *dout, const float *x, size_t n);
+
+// ----------------------------------------------------------------------------------------------------
+// [mix] The layer: every position paired with every earlier one.
+
+enum { QUADRATIC, LINEAR };
+enum { EXACT, APPROX, NONE };
+enum { EXP, RELU, ELU, GELU };
+
+typedef struct {
+    int model, prenorm, activation; // of the enums above
+    int causal, postnorm;           // 0 or 1
+} Mix;
+
+// psi: the activation; *slope = its derivative (0 at 0 for relu). `activation` is a constant where it is
+// called, so the switch costs nothing.
+static inline float psi(int activation, float z, float *slope)
+{
+    const float zero = 0, one = 1, half = 0.5, sqrt_half = 0.70710678118654752, density = 0.39894228040143268;
+    float e;
+    switch (activation) {
+    case EXP:
+        return *slope = exp_ps(z);
+    case RELU:
+        *slope = z > zero ? one : zero;
+        return z > zero ? z : zero;
+    case ELU:
+        e = exp_ps(z);
+        *slope = z > zero ? one : e;
+        return z > zero ? z : e - one;
+    default:
+        e = half * (one + erf(z * sqrt_half));
+        *slope = e + z * density * exp_ps(-half * z * z);
+        return z * e;
+    }
+}
+
+// pair_row: one position u against n others: sum (H) = sum_v psi(r_v (a + b_v)), slope (H) = sum_v r_v
+// psi'(r_v (a + b_v)); a (H), b (n,H), r (n).  [CausalRN eq. 4, the sum]
+static inline void pair_row(int activation, float *restrict sum, float *restrict slope,
+                            const float *restrict a, const float *restrict b, const float *restrict r,
+                            size_t n, size_t H)
+{
+    memset(sum, 0, H * sizeof(float));
+    memset(slope, 0, H * sizeof(float));
+    for (size_t v = 0; v < n; v++) {
+        const float *b_v = b + v * H, r_v = r[v];
+#pragma omp simd
+        for (size_t h = 0; h < H; h++) {
+            float d, e = psi(activation, r_v * (a[h] + b_v[h]), &d);
+            sum[h] += e;
+            slope[h] += r_v * d;
+        }
+    }
+}
+
+// pair_row_backward: the same row, given g (H) = dL/dsum: s1 (n) = sum_h g e', s2 (n) = sum_h g e' z with
+// e' = psi'(z), z = r_v (a + b_v); db (n,H) += r_v g e'.
+static inline void pair_row_backward(int activation, float *restrict s1, float *restrict s2,
+                                     float *restrict db, const float *restrict g, const float *restrict a,
+                                     const float *restrict b, const float *restrict r, size_t n, size_t H)
+{
+    for (size_t v = 0; v < n; v++) {
+        const float *b_v = b + v * H, r_v = r[v];
+        float *db_v = db + v * H, sum1 = 0, sum2 = 0;
+#pragma omp simd reduction(+ : sum1, sum2)
+        for (size_t h = 0; h < H; h++) {
+            float z = r_v * (a[h] + b_v[h]), d;
+            psi(activation, z, &d);
+            float gd = g[h] * d;
+            sum1 += gd;
+            sum2 += gd * z;
+            db_v[h] += r_v * gd;
+        }
+        s1[v] = sum1;
+        s2[v] = sum2;
+    }
+}
+
+// WITH_ACTIVATION: call f with the activation as a constant, so that psi's switch folds away.
+#define WITH_ACTIVATION(activation, f, ...) \
+    do { \
+        switch (activation) { \
+        case EXP: f(EXP, __VA_ARGS__); break; \
+        case RELU: f(RELU, __VA_ARGS__); break; \
+        case ELU: f(ELU, __VA_ARGS__); break; \
+        default: f(GELU, __VA_ARGS__); \
+        } \
+    } while (0)
+
+// prepare: y (T,H) = what enters the pairs for x (T,H): exact: x minus its row mean, with var (T) = the row's
+// variance; approx: normalize(x); none: x. var is 0 but for exact. y must not alias x.
+static void prepare(float *y, float *var, const float *x, size_t T, size_t H, int prenorm)
+{
+    for (size_t t = 0; t < T; t++) {
+        var[t] = 0;
+        if (prenorm == EXACT) {
+            float mean;
+            row_moments(x + t * H, H, &mean, &var[t]);
+            for (size_t h = 0; h < H; h++)
+                y[t * H + h] = x[t * H + h] - mean;
+        } else if (prenorm == APPROX)
+            normalize_row(y + t * H, x + t * H, H);
+        else
+            memcpy(y + t * H, x + t * H, H * sizeof(float));
+    }
+}
+
+// pair_rstd: r (rows,n) = 1/sqrt(var(a_u + b_v) + eps) of rows x n pairs, all from one matrix product:
+// var(a + b) = var a + var b + 2 (a . b)/H for centred a (rows,H), b (n,H) with variances va, vb. eps = 1e-8;
+// rounding below 0 is clamped. Without exact: r = 1.
+static void pair_rstd(float *r, const float *a, const float *va, const float *b, const float *vb, size_t rows,
+                      size_t n, size_t H, int prenorm)
+{
+    const float zero = 0, one = 1, two_over_H = 2.0 / (double)H, eps = 1e-8;
+    if (prenorm == EXACT)
+        gemm(r, a, H, 1, b, 1, H, rows, n, H, 0);
+    for (size_t u = 0; u < rows; u++)
+        for (size_t v = 0; v < n; v++) {
+            float var = va[u] + vb[v] + two_over_H * r[u * n + v];
+            r[u * n + v] = prenorm == EXACT ? one / sqrt((var > zero ? var : zero) + eps) : one;
+        }
+}
+
+// power_of_two_above: the exponent k with 2^(k-1) <= max |x| < 2^k over x (n); 0 for a row of zeros or one
+// that is not finite; within +-126.
+static int power_of_two_above(const float *x, size_t n)
+{
+    float max = 0;
+    int k = 0;
+    for (size_t i = 0; i < n; i++)
+        max = fabs(x[i]) > max ? fabs(x[i]) : max;
+    if (max > 0 && isfinite(max))
+        frexp(max, &k);
+    return k > 126 ? 126 : k < -126 ? -126 : k;
+}
+
+// finish_row: from one row's sums s (H) over n positions: with post norm s *= 2^-k (k: power_of_two_above) and
+// out (H) = normalize(s), else s /= n and out = s. Returns the factor applied to s. The norm undoes the power
+// of two exactly (up to eps), so it carries no gradient; it keeps the squares in range.
+static float finish_row(float *out, float *s, size_t n, size_t H, int postnorm)
+{
+    float scale = postnorm ? ldexp((float)1, -power_of_two_above(s, H)) : (float)(1.0 / (double)n);
+    for (size_t h = 0; h < H; h++)
+        s[h] *= scale;
+    if (postnorm)
+        normalize_row(out, s, H);
+    else
+        memcpy(out, s, H * sizeof(float));
+    return scale;
+}
+
+// The pair loop runs on blocks of this many positions u, so that a sequence needs O(T H) memory: r, M and N
+// of a block are (BLOCK,T), and no (T,T,H) or (T,T) is ever stored.
+enum { BLOCK = 32 };
+
+// quadratic_work: elements of scratch that quadratic_forward or _backward need.
+static size_t quadratic_work(size_t T, size_t H)
+{
+    return 2 * T * H + 4 * T + BLOCK * (3 * T + H) + H;
+}
+
+// quadratic_forward: one sequence: out (T,H) = the layer's output; saved: s (T,H) = scaled sums, p (T,H) =
+// sums of r psi' under the same factor, scale (T) = that factor; a (T,H), b (T,H): the two projections.
+// [CausalRN eq. 4 and 6; the statistics of all pairs from one matrix product]
+static void quadratic_forward(float *out, float *s, float *p, float *scale, const float *a, const float *b,
+                              float *work, size_t T, size_t H, Mix mix)
+{
+    float *a_c = work, *b_c = a_c + T * H, *va = b_c + T * H, *vb = va + T, *r = vb + T;
+    prepare(a_c, va, a, T, H, mix.prenorm);
+    prepare(b_c, vb, b, T, H, mix.prenorm);
+    for (size_t u0 = 0; u0 < T; u0 += BLOCK) {
+        size_t rows = T - u0 < BLOCK ? T - u0 : BLOCK, width = mix.causal ? u0 + rows : T;
+        pair_rstd(r, a_c + u0 * H, va + u0, b_c, vb, rows, width, H, mix.prenorm);
+        for (size_t u = u0; u < u0 + rows; u++) {
+            size_t n = mix.causal ? u + 1 : T;
+            float *s_u = s + u * H, *p_u = p + u * H;
+            WITH_ACTIVATION(mix.activation, pair_row, s_u, p_u, a_c + u * H, b_c, r + (u - u0) * width, n, H);
+            scale[u] = finish_row(out + u * H, s_u, n, H, mix.postnorm);
+            for (size_t h = 0; h < H; h++)
+                p_u[h] *= scale[u];
+        }
+    }
+}
+
+// quadratic_backward: da (T,H) =, db (T,H) = from dout (T,H) and what the forward saved. With g = dL/dsum,
+// s1 = sum_h g e', s2 = sum_h g e' z, M = r^2 s2/H and N = r s1/H for every pair (one recomputation of e'),
+//   da_u = g P_u - sum_v N - a_u sum_v M - (M b)_u
+//   db_v = sum_u r g e' - sum_u N - b_v sum_u M - (M^T a)_v        with a, b centred; M = N = 0 but for exact
+static void quadratic_backward(float *da, float *db, const float *dout, const float *s, const float *p,
+                               const float *scale, const float *a, const float *b, float *work, size_t T,
+                               size_t H, Mix mix)
+{
+    float *a_c = work, *b_c = a_c + T * H, *va = b_c + T * H, *vb = va + T, *sum_N = vb + T, *sum_M = sum_N + T;
+    float *r = sum_M + T, *N = r + BLOCK * T, *M = N + BLOCK * T, *Mb = M + BLOCK * T, *g = Mb + BLOCK * H;
+    const float over_H = 1.0 / (double)H;
+    prepare(a_c, va, a, T, H, mix.prenorm);
+    prepare(b_c, vb, b, T, H, mix.prenorm);
+    memset(db, 0, T * H * sizeof(float));
+    memset(sum_N, 0, T * sizeof(float));
+    memset(sum_M, 0, T * sizeof(float));
+    for (size_t u0 = 0; u0 < T; u0 += BLOCK) {
+        size_t rows = T - u0 < BLOCK ? T - u0 : BLOCK, width = mix.causal ? u0 + rows : T;
+        pair_rstd(r, a_c + u0 * H, va + u0, b_c, vb, rows, width, H, mix.prenorm);
+        for (size_t u = u0; u < u0 + rows; u++) {
+            size_t n = mix.causal ? u + 1 : T;
+            float *da_u = da + u * H, *r_u = r + (u - u0) * width, *N_u = N + (u - u0) * width;
+            float *M_u = M + (u - u0) * width, row_N = 0, row_M = 0;
+            memcpy(g, dout + u * H, H * sizeof(float));
+            if (mix.postnorm) {
+                memset(g, 0, H * sizeof(float));
+                normalize_row_backward(g, dout + u * H, s + u * H, H);
+            }
+            for (size_t h = 0; h < H; h++) {
+                da_u[h] = g[h] * p[u * H + h];
+                g[h] *= scale[u];
+            }
+            WITH_ACTIVATION(mix.activation, pair_row_backward, N_u, M_u, db, g, a_c + u * H, b_c, r_u, n, H);
+            for (size_t v = 0; v < width; v++) {
+                int pair = v < n && mix.prenorm == EXACT;
+                N_u[v] = pair ? r_u[v] * N_u[v] * over_H : 0;
+                M_u[v] = pair ? r_u[v] * r_u[v] * M_u[v] * over_H : 0;
+                row_N += N_u[v];
+                row_M += M_u[v];
+                sum_N[v] += N_u[v];
+                sum_M[v] += M_u[v];
+            }
+            for (size_t h = 0; h < H; h++)
+                da_u[h] -= row_N + a_c[u * H + h] * row_M;
+        }
+        if (mix.prenorm != EXACT)
+            continue;
+        gemm(Mb, M, width, 1, b_c, H, 1, rows, H, width, 0);
+        for (size_t i = 0; i < rows * H; i++)
+            da[u0 * H + i] -= Mb[i];
+        for (size_t i = 0; i < rows * width; i++)
+            M[i] = -M[i];
+        gemm(db, M, 1, width, a_c + u0 * H, H, 1, width, H, rows, 1); // db -= M^T a
+    }
+    for (size_t v = 0; v < T; v++)
+        for (size_t h = 0; h < H; h++)
+            db[v * H + h] -= sum_N[v] + b_c[v * H + h] * sum_M[v];
+}
+
+// The scan below works on this many channels at a time, their running state in registers or on the stack.
+enum { LANES = 64 };
+
+// logcumsumexp_forward: for every channel the running log-sum-exp of x (T,H) over t, kept as a maximum and a
+// sum so that nothing overflows: max (T,H) =, sum (T,H) =, log sum_{i<=t} exp(x_i) = max_t + log(sum_t).
+// -inf is the log of 0, +inf and NaN stay. The sum is carried in double.
+static void logcumsumexp_forward(float *max, float *sum, const float *x, size_t T, size_t H)
+{
+    for (size_t h0 = 0; h0 < H; h0 += LANES) {
+        size_t lanes = H - h0 < LANES ? H - h0 : LANES;
+        float m[LANES];
+        double s[LANES];
+        for (size_t i = 0; i < lanes; i++) {
+            m[i] = -INFINITY;
+            s[i] = 0;
+        }
+        for (size_t t = 0; t < T; t++) {
+            const float *x_t = x + t * H + h0, one = 1;
+            float *max_t = max + t * H + h0, *sum_t = sum + t * H + h0;
+#pragma omp simd
+            for (size_t i = 0; i < lanes; i++) {
+                // equal values are not subtracted: (-inf) - (-inf) would be NaN
+                float new_m = x_t[i] > m[i] ? x_t[i] : m[i];
+                float keep = m[i] == new_m ? one : exp_ps(m[i] - new_m);
+                float add = x_t[i] == new_m ? one : exp_ps(x_t[i] - new_m);
+                s[i] = s[i] * keep + add;
+                m[i] = new_m;
+                max_t[i] = new_m;
+                sum_t[i] = s[i];
+            }
+        }
+    }
+}
+
+// logcumsumexp_backward: dx (T,H) = from dl (T,H), the gradient of l_t = max_t + log(sum_t): every exponent
+// is <= 0: R_t = dl_t + exp(l_t - l_{t+1}) R_{t+1}, dx_t = exp(x_t - l_t) R_t, 0 where x is -inf. With
+// causal = 0 every position saw the whole sequence's l_T, and R is the plain sum of dl.
+static void logcumsumexp_backward(float *dx, const float *dl, const float *max, const float *sum,
+                                  const float *x, size_t T, size_t H, int causal)
+{
+    for (size_t h0 = 0; h0 < H; h0 += LANES) {
+        size_t lanes = H - h0 < LANES ? H - h0 : LANES;
+        double R[LANES] = {0};
+        for (size_t t = 0; t < T && !causal; t++)
+            for (size_t i = 0; i < lanes; i++)
+                R[i] += dl[t * H + h0 + i];
+        for (size_t t = T; t-- > 0;) {
+            size_t at = t * H + h0, next = t + 1 < T ? at + H : at;
+            const float one = 1, zero = 0, lowest = -INFINITY;
+#pragma omp simd
+            for (size_t i = 0; i < lanes; i++) {
+                float m = max[at + i], m_next = max[next + i], x_t = x[at + i];
+                float ratio = (m == m_next ? one : exp_ps(m - m_next)) * (sum[at + i] / sum[next + i]);
+                R[i] = causal ? dl[at + i] + ratio * R[i] : R[i];
+                float weight = (x_t == m ? one : exp_ps(x_t - m)) / sum[at + i];
+                dx[at + i] = (x_t == lowest ? zero : weight) * (float)R[i];
+            }
+        }
+    }
+}
+
+// linear_row: s (H) = exp(a + l) 2^-k for the log-sum l = max + log(sum) of one position (with post norm), or
+// exp(a + l); out (H) = the layer's output, see finish_row. n = positions summed.  [CausalRN eq. 5]
+static void linear_row(float *out, float *s, const float *a, const float *max, const float *sum, size_t n,
+                       size_t H, int postnorm)
+{
+    const float ln2 = 0.69314718055994531;
+    float top = -INFINITY, shift = 0;
+    for (size_t h = 0; h < H; h++)
+        top = a[h] + max[h] > top ? a[h] + max[h] : top;
+    if (postnorm && isfinite(top))
+        shift = floor(top / ln2) * ln2; // a power of two again: exact, no gradient
+#pragma omp simd
+    for (size_t h = 0; h < H; h++)
+        s[h] = exp_ps(a[h] + max[h] - shift) * sum[h];
+    finish_row(out, s, n, H, postnorm);
+}
+
+// linear_forward: one sequence: out (T,H) = the layer's output; saved: s (T,H) = scaled sums, max (T,H) and
+// sum (T,H) = the running log-sum-exp of b; a (T,H), b (T,H): the two projections.  [CausalRN eq. 5]
+static void linear_forward(float *out, float *s, float *max, float *sum, const float *a, const float *b,
+                           float *work, size_t T, size_t H, Mix mix)
+{
+    float *a_n = work, *b_n = a_n + T * H, *var = b_n + T * H;
+    prepare(a_n, var, a, T, H, mix.prenorm);
+    prepare(b_n, var, b, T, H, mix.prenorm);
+    logcumsumexp_forward(max, sum, b_n, T, H);
+    for (size_t t = 0; t + 1 < T && !mix.causal; t++) {
+        memcpy(max + t * H, max + (T - 1) * H, H * sizeof(float));
+        memcpy(sum + t * H, sum + (T - 1) * H, H * sizeof(float));
+    }
+    for (size_t t = 0; t < T; t++)
+        linear_row(out + t * H, s + t * H, a_n + t * H, max + t * H, sum + t * H, mix.causal ? t + 1 : T, H,
+                   mix.postnorm);
+}
+
+// linear_backward: da (T,H) =, db (T,H) = from dout (T,H) and what the forward saved.
+static void linear_backward(float *da, float *db, const float *dout, const float *s, const float *max,
+                            const float *sum, const float *b, float *work, size_t T, size_t H, Mix mix)
+{
+    float *b_n = work, *var = b_n + T * H;
+    prepare(b_n, var, b, T, H, mix.prenorm);
+    memcpy(da, dout, T * H * sizeof(float));
+    for (size_t t = 0; t < T; t++) {
+        if (mix.postnorm) {
+            memset(da + t * H, 0, H * sizeof(float));
+            normalize_row_backward(da + t * H, dout + t * H, s + t * H, H);
+        }
+        for (size_t h = 0; h < H; h++) // s = exp(a + l): da = dl = ds * s
+            da[t * H + h] *= s[t * H + h];
+    }
+    logcumsumexp_backward(db, da, max, sum, b_n, T, H, mix.causal);
+}
+
+// What mix_forward saves for mix_backward, for one layer; the quadratic model has p and scale, the linear max
+// and sum. All (B,T,H), scale (B,T).
+typedef struct {
+    float *s, *p, *scale, *max, *sum;
+} Saved;
+
+// mix_forward: out (B,T,H) = the layer's output for a (B,T,H), b (B,T,H); saved =. work (threads, work_size) is
+// scratch. One thread takes a whole sequence, so the result does not depend on their number.  [CausalRN eq. 4-6]
+static void mix_forward(float *out, Saved saved, const float *a, const float *b, float *work,
+                        size_t work_size, size_t B, size_t T, size_t H, Mix mix)
+{
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < B; i++) {
+        size_t at = i * T * H;
+        float *w = work + thread_index() * work_size;
+        if (mix.model == QUADRATIC)
+            quadratic_forward(out + at, saved.s + at, saved.p + at, saved.scale + i * T, a + at, b + at, w,
+                              T, H, mix);
+        else
+            linear_forward(out + at, saved.s + at, saved.max + at, saved.sum + at, a + at, b + at, w, T, H,
+                           mix);
+    }
+}
+
+// mix_backward: da (B,T,H) =, db (B,T,H) = from dout (B,T,H), what mix_forward saved and its a, b (B,T,H).
+static void mix_backward(float *da, float *db, const float *dout, Saved saved, const float *a,
+                         const float *b, float *work, size_t work_size, size_t B, size_t T, size_t H,
+                         Mix mix)
+{
+#pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < B; i++) {
+        size_t at = i * T * H;
+        float *w = work + thread_index() * work_size;
+        if (mix.model == QUADRATIC)
+            quadratic_backward(da + at, db + at, dout + at, saved.s + at, saved.p + at,
+                               saved.scale + i * T, a + at, b + at, w, T, H, mix);
+        else
+            linear_backward(da + at, db + at, dout + at, saved.s + at, saved.max + at, saved.sum + at,
+                            b + at, w, T, H, mix);
+        for (size_t t = 0; t < T && mix.prenorm == APPROX; t++) { // back through mu(a) and mu(b)
+            const float *x[2] = {a + at + t * H, b + at + t * H};
+            float *dx[2] = {da + at + t * H, db + at + t * H};
+            for (int k = 0; k < 2; k++) {
+                memcpy(w, dx[k], H * sizeof(float));
+                memset(dx[k], 0, H * sizeof(float));
+                normalize_row_backward(dx[k], w, x[k], H);
+            }
+        }
+    }
+}
+
+// What a layer remembers of one sequence while decoding. Linear: max (H), sum (H), whatever the length.
+// Quadratic: memory (T,H) and var (T): all prepared b so far.
+typedef struct {
+    float *max, *sum, *memory, *var;
+} State;
+
+// mix_decode: one position t of one sequence: out (H) = the layer's output for a (H), b (H), given the state of
+// the positions before, which it extends. O(H) for linear, O(t H) for quadratic; nothing is recomputed.
+static void mix_decode(float *out, State state, const float *a, const float *b, float *work, size_t t,
+                       size_t H, Mix mix)
+{
+    const float one = 1;
+    float *a_n = work, *b_n = a_n + H, *s = b_n + H, *p = s + H, *r = p + H, va, vb;
+    prepare(a_n, &va, a, 1, H, mix.prenorm);
+    prepare(b_n, &vb, b, 1, H, mix.prenorm);
+    if (mix.model == QUADRATIC) {
+        memcpy(state.memory + t * H, b_n, H * sizeof(float));
+        state.var[t] = vb;
+        pair_rstd(r, a_n, &va, state.memory, state.var, 1, t + 1, H, mix.prenorm);
+        WITH_ACTIVATION(mix.activation, pair_row, s, p, a_n, state.memory, r, t + 1, H);
+        finish_row(out, s, t + 1, H, mix.postnorm);
+        return;
+    }
+    for (size_t h = 0; h < H; h++) { // one step of logcumsumexp_forward
+        float m = t ? state.max[h] : -INFINITY, new_m = b_n[h] > m ? b_n[h] : m;
+        float kept = t ? state.sum[h] * (m == new_m ? one : exp_ps(m - new_m)) : 0;
+        state.sum[h] = kept + (b_n[h] == new_m ? one : exp_ps(b_n[h] - new_m));
+        state.max[h] = new_m;
+    }
+    linear_row(out, s, a_n, state.max, state.sum, t + 1, H, mix.postnorm);
+}
+
+// ----------------------------------------------------------------------------------------------------
+// [layers] What every architecture here is made of.  (shared)
+
+// thread_index: number of the calling OpenMP thread, 0 without OpenMP.
+static inline size_t thread_index(void)
+{
+#ifdef _OPENMP
+    return (size_t)omp_get_thread_num();
+#else
+    return 0;
+#endif
+}
+
+// exp_ps: exp(x) as a polynomial, which compilers vectorise (they do not vectorise libm's). With k = x/ln 2
+// rounded and f = x - k ln 2 in +-ln(2)/2: exp(x) = 2^k p(f), p of degree 6. Relative error < 2e-7 over
+// [-87, 88]; 0 below -87.7, inf above 88.03, NaN stays. Double precision uses libm's.
+static inline float exp_ps(float x)
+{
+#ifdef REAL_IS_DOUBLE
+    return exp(x);
+#else
+    const float lowest = -88, highest = 89, log2_e = 1.44269504088896341, rounder = 12582912; // 1.5 * 2^23
+    const float ln2_high = 0.693359375, ln2_low = -2.12194440054690583e-4, one = 1;
+    const float c2 = 0.5000000008982932, c3 = 0.1666657684599401, c4 = 0.04166652455270952;
+    const float c5 = 0.008363202971578512, c6 = 0.0013928201930897837;
+    x = x < lowest ? lowest : x;
+    x = x > highest ? highest : x;
+    float shifted = x * log2_e + rounder; // its low mantissa bits are now the integer k
+    float k = shifted - rounder, f = x - k * ln2_high - k * ln2_low, scale;
+    uint32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    bits = (bits + 127) << 23; // k = -127 makes 0, k = 128 makes inf
+    memcpy(&scale, &bits, sizeof scale);
+    return scale * (one + f * (one + f * (c2 + f * (c3 + f * (c4 + f * (c5 + f * c6))))));
+#endif
+}
+
+// The matrix product works on tiles of MR rows by two vectors of columns that stay in registers, on panels of
+// MC x KC of x that stay in the L2 cache and NR x KC of y that stay in the L1.
+#ifdef __AVX512F__
+enum { VECTOR_BYTES = 64, MR = 12 };
+#else
+enum { VECTOR_BYTES = 32, MR = 6 };
+#endif
+typedef float Vector __attribute__((vector_size(VECTOR_BYTES)));
+enum { VECTOR = VECTOR_BYTES / sizeof(float), NR = 2 * VECTOR, MC = 96, KC = 256, NC = 8 * NR };
+
+// gemm_tile: tile (MR,NR) = x^T y of packed panels x (K,MR), y (K,NR).
+static inline void gemm_tile(float *restrict tile, const float *restrict x, const float *restrict y, size_t K)
+{
+    Vector sum[MR][2];
+    memset(sum, 0, sizeof sum);
+    for (size_t k = 0; k < K; k++) {
+        Vector y0 = ((const Vector *)(y + k * NR))[0], y1 = ((const Vector *)(y + k * NR))[1];
+#pragma GCC unroll 12
+        for (int i = 0; i < MR; i++) {
+            sum[i][0] += x[k * MR + i] * y0;
+            sum[i][1] += x[k * MR + i] * y1;
+        }
+    }
+    memcpy(tile, sum, sizeof sum);
+}
+
+// gemm_pack: to (ceil(n/width) panels of (K,width)) = x (n,K) read with strides, padded with zeros.
+static inline void gemm_pack(float *to, const float *x, size_t row, size_t col, size_t n, size_t K, size_t width)
+{
+    for (size_t i0 = 0; i0 < n; i0 += width)
+        for (size_t k = 0; k < K; k++, to += width)
+            for (size_t i = 0; i < width; i++)
+                to[i] = i0 + i < n ? x[(i0 + i) * row + k * col] : 0;
+}
+
+// gemm: out (M,N) = or, with accumulate, += x (M,K) y (K,N), where x[m,k] stands at m * x_row + k * x_col and
+// y[k,n] at k * y_row + n * y_col, so any of the two may be a transpose. Threads own tiles of out, and the sum
+// over K has one order, so the result does not depend on their number.
+static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const float *y, size_t y_row,
+                 size_t y_col, size_t M, size_t N, size_t K, int accumulate)
+{
+    size_t m_blocks = (M + MC - 1) / MC, n_blocks = (N + NC - 1) / NC;
+#pragma omp parallel for schedule(static) if (M * N * K > 65536)
+    for (size_t block = 0; block < m_blocks * n_blocks; block++) {
+        _Alignas(64) float xs[MC * KC], ys[NR * KC], tile[MR * NR];
+        size_t m0 = block / n_blocks * MC, m1 = m0 + MC < M ? m0 + MC : M;
+        size_t n0 = block % n_blocks * NC, n1 = n0 + NC < N ? n0 + NC : N;
+        for (size_t k0 = 0; k0 < K; k0 += KC) {
+            size_t k_size = K - k0 < KC ? K - k0 : KC;
+            int add = accumulate || k0;
+            gemm_pack(xs, x + m0 * x_row + k0 * x_col, x_row, x_col, m1 - m0, k_size, MR);
+            for (size_t n = n0; n < n1; n += NR) {
+                size_t cols = n1 - n < NR ? n1 - n : NR;
+                gemm_pack(ys, y + k0 * y_row + n * y_col, y_col, y_row, cols, k_size, NR);
+                for (size_t m = m0; m < m1; m += MR) {
+                    size_t rows = m1 - m < MR ? m1 - m : MR;
+                    gemm_tile(tile, xs + (m - m0) * k_size, ys, k_size);
+                    for (size_t i = 0; i < rows; i++)
+                        for (size_t j = 0; j < cols; j++) {
+                            float *o = out + (m + i) * N + n + j;
+                            *o = add ? *o + tile[i * NR + j] : tile[i * NR + j];
+                        }
+                }
+            }
+        }
+    }
+}
+
+// matmul_forward: out (N,OC) = or, with accumulate, += inp (N,C) weight (OC,C)^T + bias (OC), NULL for none.
+static void matmul_forward(float *out, const float *inp, const float *weight, const float *bias, size_t N,
+                           size_t C, size_t OC, int accumulate)
+{
+    gemm(out, inp, C, 1, weight, 1, C, N, OC, C, accumulate);
+#pragma omp parallel for if (N * OC > 65536)
+    for (size_t n = 0; n < N; n++)
+        for (size_t o = 0; bias && o < OC; o++)
+            out[n * OC + o] += bias[o];
+}
+
+// matmul_backward: dinp (N,C) = or, with accumulate, += dout (N,OC) weight; dweight (OC,C) += dout^T inp; dbias
+// (OC), NULL for none, += column sums of dout, in double.
+static void matmul_backward(float *dinp, float *dweight, float *dbias, const float *dout, const float *inp,
+                            const float *weight, size_t N, size_t C, size_t OC, int accumulate)
+{
+    gemm(dinp, dout, OC, 1, weight, C, 1, N, C, OC, accumulate);
+    gemm(dweight, dout, 1, OC, inp, C, 1, OC, C, N, 1);
+    enum { STRIP = 32 };
+    for (size_t o0 = 0; dbias && o0 < OC; o0 += STRIP) {
+        size_t strip = OC - o0 < STRIP ? OC - o0 : STRIP;
+        double sum[STRIP] = {0};
+        for (size_t n = 0; n < N; n++)
+            for (size_t o = 0; o < strip; o++)
+                sum[o] += dout[n * OC + o0 + o];
+        for (size_t o = 0; o < strip; o++)
+            dbias[o0 + o] += sum[o];
+    }
+}
+
+// row_moments: mean and biased variance of x (n). The mean is taken about x[0], so that a constant row has
+// variance exactly 0.
+static void row_moments(const float *x, size_t n, float *mean, float *var)
+{
+    float sum = 0, squares = 0, first = x[0];
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++)
+        sum += x[i] - first;
+    const float m = first + sum / n;
+#pragma omp simd reduction(+ : squares)
+    for (size_t i = 0; i < n; i++)
+        squares += (x[i] - m) * (x[i] - m);
+    *mean = m;
+    *var = squares / n;
+}
+
+// normalize_row: out (n) = (x - mean) / sqrt(var + 1e-8); biased variance, nothing learned. out may alias x.
+static void normalize_row(float *out, const float *x, size_t n)
+{
+    const float one = 1, eps = 1e-8;
+    float mean, var;
+    row_moments(x, n, &mean, &var);
+    float rstd = one / sqrt(var + eps);
+    for (size_t i = 0; i < n; i++)
+        out[i] = (x[i] - mean) * rstd;
+}
+
+// normalize_row_backward: dx (n) += rstd (dout - mean(dout) - z mean(dout z)), z = normalize(x).
+static void normalize_row_backward(float *dx, const float *dout, const float *x, size_t n)
+{
+    const float one = 1, eps = 1e-8;
+    float mean, var, sum = 0, sum_z = 0;
+    row_moments(x, n, &mean, &var);
+    float rstd = one / sqrt(var + eps);
+#pragma omp simd reduction(+ : sum, sum_z)
+    for (size_t i = 0; i < n; i++) {
+        sum += dout[i];
+        sum_z += dout[i] * (x[i] - mean) * rstd;
+    }
+    sum /= n;
+    sum_z /= n;
+    for (size_t i = 0; i < n; i++)
+        dx[i] += rstd * (dout[i] - sum - (x[i] - mean) * rstd * sum_z);
+}
+
+// normalize_forward: out (N,C) = normalize_row of every row of x (N,C).
+static void normalize_forward(float *out, const float *x, size_t N, size_t C)
+{
+#pragma omp parallel for
+    for (size_t n = 0; n < N; n++)
+        normalize_row(out + n * C, x + n * C, C);
+}
+
+// normalize_backward: dx (N,C) += from dout (N,C) and the forward's x (N,C).
+static void normalize_backward(float *dx, const float *dout, const float *x, size_t N, size_t C)
+{
+#pragma omp parallel for
+    for (size_t n = 0; n < N; n++)
+        normalize_row_backward(dx + n * C, dout + n * C, x + n * C, C);
+}
+
+// embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C).
+static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe, size_t B,
+                          size_t T, size_t C)
+{
+#pragma omp parallel for
+    for (size_t i = 0; i < B * T; i++)
+        for (size_t c = 0; c < C; c++)
+            out[i * C + c] = wte[(size_t)tokens[i] * C + c] + wpe[i % T * C + c];
+}
+
+// embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, not tokens, so that
+// repeated tokens neither race nor change the order of a sum.
+static void embed_backward(float *dwte, float *dwpe, const float *dout, const int *tokens, size_t B, size_t T,
+                           size_t C)
+{
+    enum { STRIP = 16 };
+#pragma omp parallel for
+    for (size_t c0 = 0; c0 < C; c0 += STRIP)
+        for (size_t i = 0; i < B * T; i++)
+            for (size_t c = c0; c < C && c < c0 + STRIP; c++) {
+                dwte[(size_t)tokens[i] * C + c] += dout[i * C + c];
+                dwpe[i % T * C + c] += dout[i * C + c];
+            }
+}
+
+// argmax: index of the largest of x (n), the lowest of equals.
+static int argmax(const float *x, size_t n)
+{
+    size_t best = 0;
+    for (size_t i = 1; i < n; i++)
+        best = x[i] > x[best] ? i : best;
+    return (int)best;
+}
+
+// crossentropy_forward: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
+// predictions (N) = argmax; logits (N,V), targets (N). Returns the mean over the targets that count, 0 if none.
+static double crossentropy_forward(float *losses, int *predictions, const float *logits, const int *targets,
+                                   size_t N, size_t V)
+{
+#pragma omp parallel for
+    for (size_t n = 0; n < N; n++) {
+        const float *x = logits + n * V;
+        double sum = 0;
+        predictions[n] = argmax(x, V);
+        float max = x[predictions[n]];
+        for (size_t i = 0; i < V; i++)
+            sum += exp_ps(x[i] - max);
+        losses[n] = targets[n] == IGNORE ? 0 : log(sum) - (x[targets[n]] - max);
+    }
+    double total = 0;
+    size_t count = 0;
+    for (size_t n = 0; n < N; n++) {
+        total += losses[n];
+        count += targets[n] != IGNORE;
+    }
+    return count ? total / (double)count : 0;
+}
+
+// crossentropy_backward: dlogits (N,V) = (softmax(logits) - onehot(target)) / count, 0 where ignored: the
+// gradient of crossentropy_forward's mean.
+static void crossentropy_backward(float *dlogits, const float *logits, const int *targets, size_t N, size_t V)
+{
+    size_t count = 0;
+    for (size_t n = 0; n < N; n++)
+        count += targets[n] != IGNORE;
+#pragma omp parallel for
+    for (size_t n = 0; n < N; n++) {
+        const float *x = logits + n * V;
+        float *dx = dlogits + n * V, max = x[argmax(x, V)];
+        double sum = 0;
+        for (size_t i = 0; i < V; i++)
+            sum += dx[i] = exp_ps(x[i] - max);
+        const float scale = targets[n] == IGNORE ? 0 : 1 / (sum * (double)count);
+        for (size_t i = 0; i < V; i++)
+            dx[i] *= scale;
+        if (targets[n] != IGNORE)
+            dx[targets[n]] -= 1.0 / (double)count;
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------
+// [optimizer] Learning rate, gradient norm, AdamW.  (shared)
+
+// learning_rate: of update `step` (from 0): linear to lr over the first `warmup` updates, lr/warmup at step 0;
+// then constant, or half a cosine from lr to lr_min, which the last of `steps` updates has.
+static double learning_rate(const Training *t, long step)
+{
+    if (step < t->warmup)
+        return t->lr * (double)(step + 1) / t->warmup;
+    if (t->schedule == CONSTANT)
+        return t->lr;
+    double span = (double)t->steps - 1 - t->warmup, done = span > 0 ? (double)(step - t->warmup) / span : 1;
+    return t->lr_min + (t->lr - t->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * (done < 1 ? done : 1)));
+}
+
+// gradient_norm: root of the sum of squares over all tensors, in double.
+static double gradient_norm(const Arena *grads)
+{
+    double sum = 0;
+    for (int k = 0; k < grads->n; k++) {
+        const float *g = arena_data(grads, k);
+        size_t n = tensor_size(&grads->table[k]);
+#pragma omp simd reduction(+ : sum)
+        for (size_t i = 0; i < n; i++)
+            sum += (double)g[i] * g[i];
+    }
+    return sqrt(sum);
+}
+
+// adamw: one update of every tensor, gradients first multiplied by grad_scale (clipping):
+//   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,
+//   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p),  n = step + 1.
+// Moments below 1e-30 become 0: under eps they move nothing, and denormal numbers are slow.  [arXiv 1711.05101]
+static void adamw(Arena *params, Arena *m, Arena *v, const Arena *grads, const Training *t, double lr,
+                  double grad_scale, long step)
+{
+    const float beta1 = t->beta1, beta2 = t->beta2, rest1 = 1 - t->beta1, rest2 = 1 - t->beta2;
+    const float over_c1 = 1 / (1 - pow(t->beta1, (double)step + 1)), tiny = 1e-30, zero = 0;
+    const float over_c2 = 1 / (1 - pow(t->beta2, (double)step + 1)), eps = t->adam_eps, scale = grad_scale;
+    for (int k = 0; k < params->n; k++) {
+        const Tensor *row = &params->table[k];
+        const float rate = lr * row->lr_scale, decay = row->decay ? t->weight_decay : 0;
+        float *p = arena_data(params, k), *m_k = arena_data(m, k), *v_k = arena_data(v, k);
+        const float *g = arena_data(grads, k);
+        size_t n = tensor_size(row);
+#pragma omp parallel for simd if (n > 65536)
+        for (size_t i = 0; i < n; i++) {
+            float g_i = scale * g[i], m_i = beta1 * m_k[i] + rest1 * g_i, v_i = beta2 * v_k[i] + rest2 * g_i * g_i;
+            m_k[i] = m_i = fabs(m_i) < tiny ? zero : m_i;
+            v_k[i] = v_i = v_i < tiny ? zero : v_i;
+            p[i] -= rate * (m_i * over_c1 / (sqrt(v_i * over_c2) + eps) + decay * p[i]);
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------
+// [model] Tensors, forward, backward, decoding.
+
+typedef struct {
+    Mix mix;
+    int layers, channels, hidden;
+    int task;
+    TaskOptions task_options;
+    Training training;
+} Config;
+
+typedef struct {
+    float *wte, *wpe, *right_w, *right_b, *left_w, *out_w, *out_b, *head_w;
+} Params;
+
+typedef struct {
+    float *x, *r, *a, *b, *o, *s, *p, *scale, *max, *sum, *y, *logits, *losses;
+} Acts;
+
+// Gradients of one layer's activations, used again by every layer, and scratch.
+typedef struct {
+    float *dx, *dr, *da, *db, *d_o, *dlogits, *work;
+} Dacts;
+
+// State and buffers of decode_B sequences.
+typedef struct {
+    float *x, *r, *a, *b, *o, *logits, *work, *max, *sum, *memory, *var;
+} Decoder;
+
+typedef struct {
+    Config config;
+    const Task *task;
+    size_t B, T, V, C, H, L, decode_B, threads, work_size;
+    Params params, grads, m, v;
+    Acts acts;
+    Dacts dacts;
+    Decoder decoder;
+    Arena params_arena, grads_arena, m_arena, v_arena, acts_arena, dacts_arena, decoder_arena;
+    int *inputs, *targets, *predictions; // (B,T)
+    double loss;                         // nats, mean over the supervised positions of the batch
+} Model;
+
+// model_name: the word for this configuration in RESULT lines and run directories.
+static const char *model_name(const Config *c)
+{
+    return c->mix.model == LINEAR ? "linear" : "quadratic";
+}
+
+#define ROWS(table) table, sizeof(table) / sizeof *(table), sizeof(float)
+
+// model_plan: sizes and tensor tables for a configuration; nothing is allocated. The task decides T and V. A
+// tensor whose first dimension is 0 does not exist.
+static void model_plan(Model *model, const Config *config)
+{
+    memset(model, 0, sizeof *model);
+    model->config = *config;
+    model->task = &TASKS[config->task];
+    TaskShape shape = model->task->shape(&config->task_options);
+    size_t B = model->B = (size_t)config->training.batch_size, T = model->T = shape.T, V = model->V = shape.V;
+    size_t L = model->L = (size_t)config->layers, C = model->C = (size_t)config->channels;
+    size_t H = model->H = (size_t)config->hidden, threads = model->threads = thread_count();
+    size_t work = model->work_size = quadratic_work(T, H);
+    size_t D = model->decode_B = !config->mix.causal ? 0 : B < 32 ? B : 32;
+    size_t quadratic = config->mix.model == QUADRATIC ? L : 0, linear = L - quadratic;
+    const double std = 0.02, out_std = 0.02 / sqrt((double)L);
+    const Tensor params[] = {
+        {"wte", {V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},
+        {"wpe", {T, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wpe)},
+        {"right_w", {L, H, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, right_w)},
+        {"right_b", {L, H}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, right_b)},
+        {"left_w", {L, H, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, left_w)},
+        {"out_w", {L, C, H}, INIT_NORMAL(out_std), DECAY, 1, offsetof(Params, out_w)},
+        {"out_b", {L, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, out_b)},
+        {"head_w", {V, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, head_w)},
+    };
+    const Tensor acts[] = {
+        ACTIVATION("x", Acts, x, L + 1, B, T, C), // residual stream; x[0] = embedding
+        ACTIVATION("r", Acts, r, L, B, T, C),     // normalize(x)
+        ACTIVATION("a", Acts, a, L, B, T, H),     // the layer's inputs
+        ACTIVATION("b", Acts, b, L, B, T, H),
+        ACTIVATION("o", Acts, o, L, B, T, H), // the layer's output
+        ACTIVATION("s", Acts, s, L, B, T, H), // from here to sum: see Saved
+        ACTIVATION("p", Acts, p, quadratic, B, T, H),
+        ACTIVATION("scale", Acts, scale, quadratic, B, T),
+        ACTIVATION("max", Acts, max, linear, B, T, H),
+        ACTIVATION("sum", Acts, sum, linear, B, T, H),
+        ACTIVATION("y", Acts, y, B, T, C), // normalize(x[L])
+        ACTIVATION("logits", Acts, logits, B, T, V),
+        ACTIVATION("losses", Acts, losses, B, T),
+    };
+    const Tensor dacts[] = {
+        ACTIVATION("dx", Dacts, dx, B, T, C),
+        ACTIVATION("dr", Dacts, dr, B, T, C),
+        ACTIVATION("da", Dacts, da, B, T, H),
+        ACTIVATION("db", Dacts, db, B, T, H),
+        ACTIVATION("do", Dacts, d_o, B, T, H),
+        ACTIVATION("dlogits", Dacts, dlogits, B, T, V),
+        ACTIVATION("work", Dacts, work, threads, work),
+    };
+    const Tensor decoder[] = {
+        ACTIVATION("x", Decoder, x, D, C),
+        ACTIVATION("r", Decoder, r, D, C),
+        ACTIVATION("a", Decoder, a, D, H),
+        ACTIVATION("b", Decoder, b, D, H),
+        ACTIVATION("o", Decoder, o, D, H),
+        ACTIVATION("logits", Decoder, logits, D, V),
+        ACTIVATION("work", Decoder, work, D ? work : 0),
+        ACTIVATION("max", Decoder, max, D ? linear : 0, D, H),
+        ACTIVATION("sum", Decoder, sum, D ? linear : 0, D, H),
+        ACTIVATION("memory", Decoder, memory, D ? quadratic : 0, D, T, H),
+        ACTIVATION("var", Decoder, var, D ? quadratic : 0, D, T),
+    };
+    arena_plan(&model->params_arena, "parameters", ROWS(params));
+    arena_plan(&model->grads_arena, "gradients", ROWS(params));
+    arena_plan(&model->m_arena, "first moments", ROWS(params));
+    arena_plan(&model->v_arena, "second moments", ROWS(params));
+    arena_plan(&model->acts_arena, "activations", ROWS(acts));
+    arena_plan(&model->dacts_arena, "activation gradients", ROWS(dacts));
+    arena_plan(&model->decoder_arena, "decoding state", ROWS(decoder));
+}
+
+// model_bytes: what model_alloc will allocate.
+static size_t model_bytes(const Model *m)
+{
+    return 4 * m->params_arena.bytes + m->acts_arena.bytes + m->dacts_arena.bytes + m->decoder_arena.bytes +
+           3 * m->B * m->T * sizeof(int);
+}
+
+// model_alloc: allocate a planned model and draw its initial weights from the seed.
+static void model_alloc(Model *m)
+{
+    arena_alloc(&m->params_arena, &m->params);
+    arena_alloc(&m->grads_arena, &m->grads);
+    arena_alloc(&m->m_arena, &m->m);
+    arena_alloc(&m->v_arena, &m->v);
+    arena_alloc(&m->acts_arena, &m->acts);
+    arena_alloc(&m->dacts_arena, &m->dacts);
+    arena_alloc(&m->decoder_arena, &m->decoder);
+    m->inputs = alloc_zero(m->B * m->T, sizeof(int), "inputs");
+    m->targets = alloc_zero(m->B * m->T, sizeof(int), "targets");
+    m->predictions = alloc_zero(m->B * m->T, sizeof(int), "predictions");
+    arena_fill(&m->m_arena, 0);
+    arena_fill(&m->v_arena, 0);
+    arena_fill(&m->grads_arena, 0);
+    arena_init(&m->params_arena, m->config.training.seed);
+}
+
+// model_free: give everything back.
+static void model_free(Model *m)
+{
+    Arena *arenas[] = {&m->params_arena, &m->grads_arena, &m->m_arena, &m->v_arena,
+                       &m->acts_arena, &m->dacts_arena, &m->decoder_arena};
+    for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++)
+        arena_free(arenas[i]);
+    free(m->inputs);
+    free(m->targets);
+    free(m->predictions);
+}
+
+// model_flops: floating-point operations of one training step, an exponential counted as one: three matrix
+// products a layer and the head, forward 2 and backward 4 per weight and token; a pair and channel of the
+// quadratic layer 6 + 11 and 2 + 6 in its matrix products; a linear one 20 + 20 per token and channel.
+static double model_flops(const Model *m)
+{
+    double tokens = (double)m->B * m->T, H = m->H, pairs = m->config.mix.causal ? (m->T + 1) / 2.0 : m->T;
+    double weights = (double)m->L * 3 * m->C * m->H + (double)m->V * m->C;
+    double mix = m->config.mix.model == LINEAR ? 40 * H : (m->config.mix.prenorm == EXACT ? 25 : 17) * H * pairs;
+    return tokens * (6 * weights + m->L * mix);
+}
+
+// layer_saved: what layer l's mix saves.
+static Saved layer_saved(const Model *m, size_t l)
+{
+    size_t at = l * m->B * m->T * m->H;
+    Saved saved = {m->acts.s + at, NULL, NULL, NULL, NULL};
+    if (m->config.mix.model == QUADRATIC) {
+        saved.p = m->acts.p + at;
+        saved.scale = m->acts.scale + l * m->B * m->T;
+    } else {
+        saved.max = m->acts.max + at;
+        saved.sum = m->acts.sum + at;
+    }
+    return saved;
+}
+
+// model_forward: the batch in inputs, targets (B,T): fills acts, predictions (B,T) and loss.
+static void model_forward(Model *m)
+{
+    size_t B = m->B, T = m->T, C = m->C, H = m->H, N = B * T;
+    Params p = m->params;
+    Acts acts = m->acts;
+    check_tokens(m->inputs, m->targets, B, T, m->V);
+    embed_forward(acts.x, m->inputs, p.wte, p.wpe, B, T, C);
+    for (size_t l = 0; l < m->L; l++) {
+        float *l_x = acts.x + l * N * C, *l_r = acts.r + l * N * C;
+        float *l_a = acts.a + l * N * H, *l_b = acts.b + l * N * H, *l_o = acts.o + l * N * H;
+        normalize_forward(l_r, l_x, N, C);
+        matmul_forward(l_a, l_r, p.right_w + l * H * C, p.right_b + l * H, N, C, H, 0);
+        matmul_forward(l_b, l_r, p.left_w + l * H * C, NULL, N, C, H, 0);
+        mix_forward(l_o, layer_saved(m, l), l_a, l_b, m->dacts.work, m->work_size, B, T, H, m->config.mix);
+        memcpy(l_x + N * C, l_x, N * C * sizeof(float)); // x = x + out(o)
+        matmul_forward(l_x + N * C, l_o, p.out_w + l * C * H, p.out_b + l * C, N, H, C, 1);
+    }
+    normalize_forward(acts.y, acts.x + m->L * N * C, N, C);
+    matmul_forward(acts.logits, acts.y, p.head_w, NULL, N, C, m->V, 0);
+    m->loss = crossentropy_forward(acts.losses, m->predictions, acts.logits, m->targets, N, m->V);
+}
+
+// model_zero_grad: clear the gradients of the parameters.
+static void model_zero_grad(Model *m)
+{
+    arena_fill(&m->grads_arena, 0);
+}
+
+// model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
+static void model_backward(Model *m)
+{
+    size_t B = m->B, T = m->T, C = m->C, H = m->H, N = B * T;
+    Params p = m->params, g = m->grads;
+    Acts acts = m->acts;
+    Dacts d = m->dacts;
+    crossentropy_backward(d.dlogits, acts.logits, m->targets, N, m->V);
+    matmul_backward(d.dr, g.head_w, NULL, d.dlogits, acts.y, p.head_w, N, C, m->V, 0);
+    memset(d.dx, 0, N * C * sizeof(float));
+    normalize_backward(d.dx, d.dr, acts.x + m->L * N * C, N, C);
+    for (size_t l = m->L; l-- > 0;) {
+        float *l_x = acts.x + l * N * C, *l_r = acts.r + l * N * C;
+        float *l_a = acts.a + l * N * H, *l_b = acts.b + l * N * H, *l_o = acts.o + l * N * H;
+        size_t w = l * H * C;
+        matmul_backward(d.d_o, g.out_w + w, g.out_b + l * C, d.dx, l_o, p.out_w + w, N, H, C, 0);
+        mix_backward(d.da, d.db, d.d_o, layer_saved(m, l), l_a, l_b, d.work, m->work_size, B, T, H,
+                     m->config.mix);
+        matmul_backward(d.dr, g.right_w + w, g.right_b + l * H, d.da, l_r, p.right_w + w, N, C, H, 0);
+        matmul_backward(d.dr, g.left_w + w, NULL, d.db, l_r, p.left_w + w, N, C, H, 1);
+        normalize_backward(d.dx, d.dr, l_x, N, C); // the residual's dx stays, this adds the branch's
+    }
+    embed_backward(g.wte, g.wpe, d.dx, m->inputs, B, T, C);
+}
+
+// model_decode: position t of D <= decode_B sequences: returns logits (D,V) for tokens (D), given the positions
+// 0..t-1 decoded before; t = 0 starts anew. Dies when t is past the T learned positions.
+static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
+{
+    size_t C = m->C, H = m->H, T = m->T, decode_B = m->decode_B;
+    Params p = m->params;
+    Decoder d = m->decoder;
+    if (t >= T)
+        die(EXIT_USAGE, "decoding: position %zu is past the %zu learned positions
+hint: train with a larger "
+            "--string-size", t, T);
+    for (size_t i = 0; i < D; i++)
+        embed_forward(d.x + i * C, tokens + i, p.wte, p.wpe + t * C, 1, 1, C);
+    for (size_t l = 0; l < m->L; l++) {
+        normalize_forward(d.r, d.x, D, C);
+        matmul_forward(d.a, d.r, p.right_w + l * H * C, p.right_b + l * H, D, C, H, 0);
+        matmul_forward(d.b, d.r, p.left_w + l * H * C, NULL, D, C, H, 0);
+        for (size_t i = 0; i < D; i++) {
+            size_t at = l * decode_B + i;
+            State state = {d.max, d.sum, d.memory, d.var};
+            if (m->config.mix.model == QUADRATIC) {
+                state.memory += at * T * H;
+                state.var += at * T;
+            } else {
+                state.max += at * H;
+                state.sum += at * H;
+            }
+            mix_decode(d.o + i * H, state, d.a + i * H, d.b + i * H, d.work, t, H, m->config.mix);
+        }
+        matmul_forward(d.x, d.o, p.out_w + l * C * H, p.out_b + l * C, D, H, C, 1);
+    }
+    normalize_forward(d.r, d.x, D, C);
+    matmul_forward(d.logits, d.r, p.head_w, NULL, D, C, m->V, 0);
+    return d.logits;
+}

@@ -387,8 +387,8 @@ def self_test():
         if not ok:
             failed.append(what)
 
-    every = [Variant("quadratic", pre, post, act, causal) for pre in CHOICES.prenorm
-             for post in CHOICES.postnorm for act in CHOICES.activation for causal in CHOICES.causal]
+    every = [Variant("quadratic", pre, post, act, causal) for act in CHOICES.activation
+             for pre in CHOICES.prenorm for post in CHOICES.postnorm for causal in CHOICES.causal]
     for v in every:
         try:
             solve(*small_problem(T=3, C=3, H=4, V=5, seed=2), v)

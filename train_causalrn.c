@@ -1,38 +1,45 @@
-// train_causalrn.c: CausalRN and BiRN on the CPU: the reference that train_causalrn.cu is checked against.
+// train_causalrn.c: CausalRN and BiRN on the CPU: the reference that train_causalrn.cu is checked
+// against.
 //
-// "An All-MLP Sequence Modeling Architecture That Excels at Copying" (ICML 2024 NGSM workshop). No attention:
-// each position sums a nonlinear function of itself paired with every earlier position.
+// "An All-MLP Sequence Modeling Architecture That Excels at Copying" (ICML 2024 NGSM workshop). No
+// attention: each position sums a nonlinear function of itself paired with every earlier position.
 //
 //   r   = normalize(x)                          (x - mean) / sqrt(var + 1e-8), nothing learned
 //   a_u = W_right r_u + bias                    the query side
 //   b_v = W_left r_v                            the memory side
-//   s_u = 1/(u+1) sum_{v<=u} psi(mu(a_u + b_v))                                              [eq. 4, 5]
-//   x  += W_out normalize(s) + bias             the whole block: no MLP, no attention beside it
-//   s_u = 1/T sum_v psi(mu(a_u + b_v))          BiRN, --causal no                            [eq. 6]
+//   s_u = 1/(u+1) sum_{v<=u} psi(mu(a_u + b_v))                                              [eq.
+//   4, 5] x  += W_out normalize(s) + bias             the whole block: no MLP, no attention beside
+//   it s_u = 1/T sum_v psi(mu(a_u + b_v))          BiRN, --causal no [eq. 6]
 //
-// --prenorm exact: mu normalizes every pair over its channels, so the sum does not factor: the memory is all
-// b_v, it grows with T, and the model copies. --prenorm approx is mu(a_u) + mu(b_v), none is a_u + b_v: with
-// psi = exp these factor, --model linear,
+// --prenorm exact: mu normalizes every pair over its channels, so the sum does not factor: the
+// memory is all b_v, it grows with T, and the model copies. --prenorm approx is mu(a_u) + mu(b_v),
+// none is a_u + b_v: with psi = exp these factor, --model linear,
 //   s_u = exp(a_u) * 1/(u+1) sum_{v<=u} exp(b_v)
-// a vector state updated in O(1) a token. (Not linear attention: there a step adds an outer product, of rank
-// 1, to a matrix; here it adds diag(exp(b_v)), of rank H, which needs H numbers. In recurrent form
+// a vector state updated in O(1) a token. (Not linear attention: there a step adds an outer
+// product, of rank 1, to a matrix; here it adds diag(exp(b_v)), of rank H, which needs H numbers.
+// In recurrent form
 //   linear Transformer  S_t = S_{t-1} + k_t v_t^T,        out = S_t^T q_t
 //   Linear CausalRN     S_t = S_{t-1} + diag(exp(b_t)),   out = S_t exp(a_t).)
 //
-// Letters: the paper's d_e is C (channels), d_h is H (hidden), its indices i and j are v and u here.
+// Letters: the paper's d_e is C (channels), d_h is H (hidden), its indices i and j are v and u
+// here.
 //
-// Sections: [mix] the layer above; [layers] matrix product, normalize, embedding, cross-entropy; [model]
-// tensors, forward, backward, decoding; [optimizer] AdamW; [train] the loop; [main] options and presets.
+// Sections: [mix] the layer above; [layers] matrix product, normalize, embedding, cross-entropy;
+// [model] tensors, forward, backward, decoding; [optimizer] AdamW; [train] the loop; [main] options
+// and presets.
 //
 // On two CPU cores (see README.md for what was measured; figures of the paper: train_causalrn.cu):
 //   ./train_causalrn                      copying 16 letters, under a minute
 //   ./train_causalrn --preset main        copying 32 letters, `make run`, about 30 s
-//   ./train_causalrn --preset copy-s128   the paper's model and string size: for comparison with the GPU
+//   ./train_causalrn --preset copy-s128   the paper's model and string size: for comparison with
+//   the GPU
 //
-// Differences from the paper and its code: eps 1e-8 sits inside the root of every normalize (theirs: 0 on the
-// standard deviation); with the post-reduction norm each row of s is first divided by a power of two (undone
-// by the norm, keeps it from overflowing); warm-up starts at lr/warmup rather than 0; fp32, no autocast.
-// --prenorm none --model quadratic may overflow as the paper's would: the run then stops and says so.
+// Differences from the paper and its code: eps 1e-8 sits inside the root of every normalize
+// (theirs: 0 on the standard deviation); with the post-reduction norm each row of s is first
+// divided by a power of two (undone by the norm, keeps it from overflowing); warm-up starts at
+// lr/warmup rather than 0; fp32, no autocast.
+// --prenorm none --model quadratic may overflow as the paper's would: the run then stops and says
+// so.
 
 #include "data/tasks.h"
 #include "util/check.h"
@@ -41,30 +48,27 @@
 #include "util/rng.h"
 #include "util/safetensors.h"
 #include "util/tensors.h"
+#include "util/threads.h"
 #include "util/training.h"
-#include <signal.h>
 #include <tgmath.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #ifdef REAL_IS_DOUBLE // the tests build this file a second time in double precision
 #define float double
 #endif
 
 // From [layers]:
-static inline size_t thread_index(void);
 static inline float exp_ps(float x);
-static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const float *y, size_t y_row,
-                 size_t y_col, size_t M, size_t N, size_t K, int accumulate);
+static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const float *y,
+                 size_t y_row, size_t y_col, size_t M, size_t N, size_t K, int accumulate);
 static void row_moments(const float *x, size_t n, float *mean, float *var);
 static void normalize_row(float *out, const float *x, size_t n);
 static void normalize_row_backward(float *dx, const float *dout, const float *x, size_t n);
 
-// ----------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // [mix] The layer: every position paired with every earlier one.
 
+#define ARCHITECTURE "causalrn"
 enum { QUADRATIC, LINEAR };
-enum { EXACT, APPROX, NONE };
+enum { EXACT, APPROX, NONE, AUTO };
 enum { EXP, RELU, ELU, GELU };
 
 typedef struct {
@@ -72,18 +76,16 @@ typedef struct {
     int causal, postnorm;           // 0 or 1
 } Mix;
 
-// psi: the activation; *slope = its derivative (0 at 0 for relu). `activation` is a constant where it is
-// called, so the switch costs nothing.
+// psi: the activation; *slope = its derivative (0 at 0 for relu). `activation` is a constant where
+// it is called, so the switch costs nothing.
 static inline float psi(int activation, float z, float *slope)
 {
-    const float zero = 0, one = 1, half = 0.5, sqrt_half = 0.70710678118654752, density = 0.39894228040143268;
+    const float zero = 0, one = 1, half = 0.5, sqrt_half = 0.70710678118654752,
+                density = 0.39894228040143268;
     float e;
     switch (activation) {
-    case EXP:
-        return *slope = exp_ps(z);
-    case RELU:
-        *slope = z > zero ? one : zero;
-        return z > zero ? z : zero;
+    case EXP: return *slope = exp_ps(z);
+    case RELU: *slope = z > zero ? one : zero; return z > zero ? z : zero;
     case ELU:
         e = exp_ps(z);
         *slope = z > zero ? one : e;
@@ -95,11 +97,11 @@ static inline float psi(int activation, float z, float *slope)
     }
 }
 
-// pair_row: one position u against n others: sum (H) = sum_v psi(r_v (a + b_v)), slope (H) = sum_v r_v
-// psi'(r_v (a + b_v)); a (H), b (n,H), r (n).  [CausalRN eq. 4, the sum]
+// pair_row: one position u against n others: sum (H) = sum_v psi(r_v (a + b_v)), slope (H) = sum_v
+// r_v psi'(r_v (a + b_v)); a (H), b (n,H), r (n).  [CausalRN eq. 4, the sum]
 static inline void pair_row(int activation, float *restrict sum, float *restrict slope,
-                            const float *restrict a, const float *restrict b, const float *restrict r,
-                            size_t n, size_t H)
+                            const float *restrict a, const float *restrict b,
+                            const float *restrict r, size_t n, size_t H)
 {
     memset(sum, 0, H * sizeof(float));
     memset(slope, 0, H * sizeof(float));
@@ -114,11 +116,12 @@ static inline void pair_row(int activation, float *restrict sum, float *restrict
     }
 }
 
-// pair_row_backward: the same row, given g (H) = dL/dsum: s1 (n) = sum_h g e', s2 (n) = sum_h g e' z with
-// e' = psi'(z), z = r_v (a + b_v); db (n,H) += r_v g e'.
+// pair_row_backward: the same row, given g (H) = dL/dsum: s1 (n) = sum_h g e', s2 (n) = sum_h g e'
+// z with e' = psi'(z), z = r_v (a + b_v); db (n,H) += r_v g e'.
 static inline void pair_row_backward(int activation, float *restrict s1, float *restrict s2,
-                                     float *restrict db, const float *restrict g, const float *restrict a,
-                                     const float *restrict b, const float *restrict r, size_t n, size_t H)
+                                     float *restrict db, const float *restrict g,
+                                     const float *restrict a, const float *restrict b,
+                                     const float *restrict r, size_t n, size_t H)
 {
     for (size_t v = 0; v < n; v++) {
         const float *b_v = b + v * H, r_v = r[v];
@@ -138,18 +141,18 @@ static inline void pair_row_backward(int activation, float *restrict s1, float *
 }
 
 // WITH_ACTIVATION: call f with the activation as a constant, so that psi's switch folds away.
-#define WITH_ACTIVATION(activation, f, ...) \
-    do { \
-        switch (activation) { \
-        case EXP: f(EXP, __VA_ARGS__); break; \
+#define WITH_ACTIVATION(activation, f, ...)     \
+    do {                                        \
+        switch (activation) {                   \
+        case EXP: f(EXP, __VA_ARGS__); break;   \
         case RELU: f(RELU, __VA_ARGS__); break; \
-        case ELU: f(ELU, __VA_ARGS__); break; \
-        default: f(GELU, __VA_ARGS__); \
-        } \
+        case ELU: f(ELU, __VA_ARGS__); break;   \
+        default: f(GELU, __VA_ARGS__);          \
+        }                                       \
     } while (0)
 
-// prepare: y (T,H) = what enters the pairs for x (T,H): exact: x minus its row mean, with var (T) = the row's
-// variance; approx: normalize(x); none: x. var is 0 but for exact. y must not alias x.
+// prepare: y (T,H) = what enters the pairs for x (T,H): exact: x minus its row mean, with var (T) =
+// the row's variance; approx: normalize(x); none: x. var is 0 but for exact. y must not alias x.
 static void prepare(float *y, float *var, const float *x, size_t T, size_t H, int prenorm)
 {
     for (size_t t = 0; t < T; t++) {
@@ -166,11 +169,11 @@ static void prepare(float *y, float *var, const float *x, size_t T, size_t H, in
     }
 }
 
-// pair_rstd: r (rows,n) = 1/sqrt(var(a_u + b_v) + eps) of rows x n pairs, all from one matrix product:
-// var(a + b) = var a + var b + 2 (a . b)/H for centred a (rows,H), b (n,H) with variances va, vb. eps = 1e-8;
-// rounding below 0 is clamped. Without exact: r = 1.
-static void pair_rstd(float *r, const float *a, const float *va, const float *b, const float *vb, size_t rows,
-                      size_t n, size_t H, int prenorm)
+// pair_rstd: r (rows,n) = 1/sqrt(var(a_u + b_v) + eps) of rows x n pairs, all from one matrix
+// product: var(a + b) = var a + var b + 2 (a . b)/H for centred a (rows,H), b (n,H) with variances
+// va, vb. eps = 1e-8; rounding below 0 is clamped. Without exact: r = 1.
+static void pair_rstd(float *r, const float *a, const float *va, const float *b, const float *vb,
+                      size_t rows, size_t n, size_t H, int prenorm)
 {
     const float zero = 0, one = 1, two_over_H = 2.0 / (double)H, eps = 1e-8;
     if (prenorm == EXACT)
@@ -182,8 +185,8 @@ static void pair_rstd(float *r, const float *a, const float *va, const float *b,
         }
 }
 
-// power_of_two_above: the exponent k with 2^(k-1) <= max |x| < 2^k over x (n); 0 for a row of zeros or one
-// that is not finite; within +-126.
+// power_of_two_above: the exponent k with 2^(k-1) <= max |x| < 2^k over x (n); 0 for a row of zeros
+// or one that is not finite; within +-126.
 static int power_of_two_above(const float *x, size_t n)
 {
     float max = 0;
@@ -195,9 +198,10 @@ static int power_of_two_above(const float *x, size_t n)
     return k > 126 ? 126 : k < -126 ? -126 : k;
 }
 
-// finish_row: from one row's sums s (H) over n positions: with post norm s *= 2^-k (k: power_of_two_above) and
-// out (H) = normalize(s), else s /= n and out = s. Returns the factor applied to s. The norm undoes the power
-// of two exactly (up to eps), so it carries no gradient; it keeps the squares in range.
+// finish_row: from one row's sums s (H) over n positions: with post norm s *= 2^-k (k:
+// power_of_two_above) and out (H) = normalize(s), else s /= n and out = s. Returns the factor
+// applied to s. The norm undoes the power of two exactly (up to eps), so it carries no gradient; it
+// keeps the squares in range.
 static float finish_row(float *out, float *s, size_t n, size_t H, int postnorm)
 {
     float scale = postnorm ? ldexp((float)1, -power_of_two_above(s, H)) : (float)(1.0 / (double)n);
@@ -210,8 +214,8 @@ static float finish_row(float *out, float *s, size_t n, size_t H, int postnorm)
     return scale;
 }
 
-// The pair loop runs on blocks of this many positions u, so that a sequence needs O(T H) memory: r, M and N
-// of a block are (BLOCK,T), and no (T,T,H) or (T,T) is ever stored.
+// The pair loop runs on blocks of this many positions u, so that a sequence needs O(T H) memory: r,
+// M and N of a block are (BLOCK,T), and no (T,T,H) or (T,T) is ever stored.
 enum { BLOCK = 32 };
 
 // quadratic_work: elements of scratch that quadratic_forward or _backward need.
@@ -220,11 +224,11 @@ static size_t quadratic_work(size_t T, size_t H)
     return 2 * T * H + 4 * T + BLOCK * (3 * T + H) + H;
 }
 
-// quadratic_forward: one sequence: out (T,H) = the layer's output; saved: s (T,H) = scaled sums, p (T,H) =
-// sums of r psi' under the same factor, scale (T) = that factor; a (T,H), b (T,H): the two projections.
-// [CausalRN eq. 4 and 6; the statistics of all pairs from one matrix product]
-static void quadratic_forward(float *out, float *s, float *p, float *scale, const float *a, const float *b,
-                              float *work, size_t T, size_t H, Mix mix)
+// quadratic_forward: one sequence: out (T,H) = the layer's output; saved: s (T,H) = scaled sums, p
+// (T,H) = sums of r psi' under the same factor, scale (T) = that factor; a (T,H), b (T,H): the two
+// projections. [CausalRN eq. 4 and 6; the statistics of all pairs from one matrix product]
+static void quadratic_forward(float *out, float *s, float *p, float *scale, const float *a,
+                              const float *b, float *work, size_t T, size_t H, Mix mix)
 {
     float *a_c = work, *b_c = a_c + T * H, *va = b_c + T * H, *vb = va + T, *r = vb + T;
     prepare(a_c, va, a, T, H, mix.prenorm);
@@ -235,7 +239,8 @@ static void quadratic_forward(float *out, float *s, float *p, float *scale, cons
         for (size_t u = u0; u < u0 + rows; u++) {
             size_t n = mix.causal ? u + 1 : T;
             float *s_u = s + u * H, *p_u = p + u * H;
-            WITH_ACTIVATION(mix.activation, pair_row, s_u, p_u, a_c + u * H, b_c, r + (u - u0) * width, n, H);
+            WITH_ACTIVATION(mix.activation, pair_row, s_u, p_u, a_c + u * H, b_c,
+                            r + (u - u0) * width, n, H);
             scale[u] = finish_row(out + u * H, s_u, n, H, mix.postnorm);
             for (size_t h = 0; h < H; h++)
                 p_u[h] *= scale[u];
@@ -243,16 +248,20 @@ static void quadratic_forward(float *out, float *s, float *p, float *scale, cons
     }
 }
 
-// quadratic_backward: da (T,H) =, db (T,H) = from dout (T,H) and what the forward saved. With g = dL/dsum,
-// s1 = sum_h g e', s2 = sum_h g e' z, M = r^2 s2/H and N = r s1/H for every pair (one recomputation of e'),
+// quadratic_backward: da (T,H) =, db (T,H) = from dout (T,H) and what the forward saved. With g =
+// dL/dsum, s1 = sum_h g e', s2 = sum_h g e' z, M = r^2 s2/H and N = r s1/H for every pair (one
+// recomputation of e'),
 //   da_u = g P_u - sum_v N - a_u sum_v M - (M b)_u
-//   db_v = sum_u r g e' - sum_u N - b_v sum_u M - (M^T a)_v        with a, b centred; M = N = 0 but for exact
-static void quadratic_backward(float *da, float *db, const float *dout, const float *s, const float *p,
-                               const float *scale, const float *a, const float *b, float *work, size_t T,
-                               size_t H, Mix mix)
+//   db_v = sum_u r g e' - sum_u N - b_v sum_u M - (M^T a)_v        with a, b centred; M = N = 0 but
+//   for exact
+static void quadratic_backward(float *da, float *db, const float *dout, const float *s,
+                               const float *p, const float *scale, const float *a, const float *b,
+                               float *work, size_t T, size_t H, Mix mix)
 {
-    float *a_c = work, *b_c = a_c + T * H, *va = b_c + T * H, *vb = va + T, *sum_N = vb + T, *sum_M = sum_N + T;
-    float *r = sum_M + T, *N = r + BLOCK * T, *M = N + BLOCK * T, *Mb = M + BLOCK * T, *g = Mb + BLOCK * H;
+    float *a_c = work, *b_c = a_c + T * H, *va = b_c + T * H, *vb = va + T, *sum_N = vb + T,
+          *sum_M = sum_N + T;
+    float *r = sum_M + T, *N = r + BLOCK * T, *M = N + BLOCK * T, *Mb = M + BLOCK * T,
+          *g = Mb + BLOCK * H;
     const float over_H = 1.0 / (double)H;
     prepare(a_c, va, a, T, H, mix.prenorm);
     prepare(b_c, vb, b, T, H, mix.prenorm);
@@ -275,7 +284,8 @@ static void quadratic_backward(float *da, float *db, const float *dout, const fl
                 da_u[h] = g[h] * p[u * H + h];
                 g[h] *= scale[u];
             }
-            WITH_ACTIVATION(mix.activation, pair_row_backward, N_u, M_u, db, g, a_c + u * H, b_c, r_u, n, H);
+            WITH_ACTIVATION(mix.activation, pair_row_backward, N_u, M_u, db, g, a_c + u * H, b_c,
+                            r_u, n, H);
             for (size_t v = 0; v < width; v++) {
                 int pair = v < n && mix.prenorm == EXACT;
                 N_u[v] = pair ? r_u[v] * N_u[v] * over_H : 0;
@@ -302,12 +312,13 @@ static void quadratic_backward(float *da, float *db, const float *dout, const fl
             db[v * H + h] -= sum_N[v] + b_c[v * H + h] * sum_M[v];
 }
 
-// The scan below works on this many channels at a time, their running state in registers or on the stack.
+// The scan below works on this many channels at a time, their running state in registers or on the
+// stack.
 enum { LANES = 64 };
 
-// logcumsumexp_forward: for every channel the running log-sum-exp of x (T,H) over t, kept as a maximum and a
-// sum so that nothing overflows: max (T,H) =, sum (T,H) =, log sum_{i<=t} exp(x_i) = max_t + log(sum_t).
-// -inf is the log of 0, +inf and NaN stay. The sum is carried in double.
+// logcumsumexp_forward: for every channel the running log-sum-exp of x (T,H) over t, kept as a
+// maximum and a sum so that nothing overflows: max (T,H) =, sum (T,H) =, log sum_{i<=t} exp(x_i) =
+// max_t + log(sum_t). -inf is the log of 0, +inf and NaN stay. The sum is carried in double.
 static void logcumsumexp_forward(float *max, float *sum, const float *x, size_t T, size_t H)
 {
     for (size_t h0 = 0; h0 < H; h0 += LANES) {
@@ -336,9 +347,10 @@ static void logcumsumexp_forward(float *max, float *sum, const float *x, size_t 
     }
 }
 
-// logcumsumexp_backward: dx (T,H) = from dl (T,H), the gradient of l_t = max_t + log(sum_t): every exponent
-// is <= 0: R_t = dl_t + exp(l_t - l_{t+1}) R_{t+1}, dx_t = exp(x_t - l_t) R_t, 0 where x is -inf. With
-// causal = 0 every position saw the whole sequence's l_T, and R is the plain sum of dl.
+// logcumsumexp_backward: dx (T,H) = from dl (T,H), the gradient of l_t = max_t + log(sum_t): every
+// exponent is <= 0: R_t = dl_t + exp(l_t - l_{t+1}) R_{t+1}, dx_t = exp(x_t - l_t) R_t, 0 where x
+// is -inf. With causal = 0 every position saw the whole sequence's l_T, and R is the plain sum of
+// dl.
 static void logcumsumexp_backward(float *dx, const float *dl, const float *max, const float *sum,
                                   const float *x, size_t T, size_t H, int causal)
 {
@@ -354,7 +366,8 @@ static void logcumsumexp_backward(float *dx, const float *dl, const float *max, 
 #pragma omp simd
             for (size_t i = 0; i < lanes; i++) {
                 float m = max[at + i], m_next = max[next + i], x_t = x[at + i];
-                float ratio = (m == m_next ? one : exp_ps(m - m_next)) * (sum[at + i] / sum[next + i]);
+                float ratio =
+                    (m == m_next ? one : exp_ps(m - m_next)) * (sum[at + i] / sum[next + i]);
                 R[i] = causal ? dl[at + i] + ratio * R[i] : R[i];
                 float weight = (x_t == m ? one : exp_ps(x_t - m)) / sum[at + i];
                 dx[at + i] = (x_t == lowest ? zero : weight) * (float)R[i];
@@ -363,10 +376,11 @@ static void logcumsumexp_backward(float *dx, const float *dl, const float *max, 
     }
 }
 
-// linear_row: s (H) = exp(a + l) 2^-k for the log-sum l = max + log(sum) of one position (with post norm), or
-// exp(a + l); out (H) = the layer's output, see finish_row. n = positions summed.  [CausalRN eq. 5]
-static void linear_row(float *out, float *s, const float *a, const float *max, const float *sum, size_t n,
-                       size_t H, int postnorm)
+// linear_row: s (H) = exp(a + l) 2^-k for the log-sum l = max + log(sum) of one position (with post
+// norm), or exp(a + l); out (H) = the layer's output, see finish_row. n = positions summed.
+// [CausalRN eq. 5]
+static void linear_row(float *out, float *s, const float *a, const float *max, const float *sum,
+                       size_t n, size_t H, int postnorm)
 {
     const float ln2 = 0.69314718055994531;
     float top = -INFINITY, shift = 0;
@@ -380,10 +394,11 @@ static void linear_row(float *out, float *s, const float *a, const float *max, c
     finish_row(out, s, n, H, postnorm);
 }
 
-// linear_forward: one sequence: out (T,H) = the layer's output; saved: s (T,H) = scaled sums, max (T,H) and
-// sum (T,H) = the running log-sum-exp of b; a (T,H), b (T,H): the two projections.  [CausalRN eq. 5]
-static void linear_forward(float *out, float *s, float *max, float *sum, const float *a, const float *b,
-                           float *work, size_t T, size_t H, Mix mix)
+// linear_forward: one sequence: out (T,H) = the layer's output; saved: s (T,H) = scaled sums, max
+// (T,H) and sum (T,H) = the running log-sum-exp of b; a (T,H), b (T,H): the two projections.
+// [CausalRN eq. 5]
+static void linear_forward(float *out, float *s, float *max, float *sum, const float *a,
+                           const float *b, float *work, size_t T, size_t H, Mix mix)
 {
     float *a_n = work, *b_n = a_n + T * H, *var = b_n + T * H;
     prepare(a_n, var, a, T, H, mix.prenorm);
@@ -394,13 +409,14 @@ static void linear_forward(float *out, float *s, float *max, float *sum, const f
         memcpy(sum + t * H, sum + (T - 1) * H, H * sizeof(float));
     }
     for (size_t t = 0; t < T; t++)
-        linear_row(out + t * H, s + t * H, a_n + t * H, max + t * H, sum + t * H, mix.causal ? t + 1 : T, H,
-                   mix.postnorm);
+        linear_row(out + t * H, s + t * H, a_n + t * H, max + t * H, sum + t * H,
+                   mix.causal ? t + 1 : T, H, mix.postnorm);
 }
 
 // linear_backward: da (T,H) =, db (T,H) = from dout (T,H) and what the forward saved.
-static void linear_backward(float *da, float *db, const float *dout, const float *s, const float *max,
-                            const float *sum, const float *b, float *work, size_t T, size_t H, Mix mix)
+static void linear_backward(float *da, float *db, const float *dout, const float *s,
+                            const float *max, const float *sum, const float *b, float *work,
+                            size_t T, size_t H, Mix mix)
 {
     float *b_n = work, *var = b_n + T * H;
     prepare(b_n, var, b, T, H, mix.prenorm);
@@ -416,45 +432,47 @@ static void linear_backward(float *da, float *db, const float *dout, const float
     logcumsumexp_backward(db, da, max, sum, b_n, T, H, mix.causal);
 }
 
-// What mix_forward saves for mix_backward, for one layer; the quadratic model has p and scale, the linear max
-// and sum. All (B,T,H), scale (B,T).
+// What mix_forward saves for mix_backward, for one layer; the quadratic model has p and scale, the
+// linear max and sum. All (B,T,H), scale (B,T).
 typedef struct {
     float *s, *p, *scale, *max, *sum;
 } Saved;
 
-// mix_forward: out (B,T,H) = the layer's output for a (B,T,H), b (B,T,H); saved =. work (threads, work_size) is
-// scratch. One thread takes a whole sequence, so the result does not depend on their number.  [CausalRN eq. 4-6]
+// mix_forward: out (B,T,H) = the layer's output for a (B,T,H), b (B,T,H); saved =. work (threads,
+// work_size) is scratch. One thread takes a whole sequence, so the result does not depend on their
+// number.  [CausalRN eq. 4-6]
 static void mix_forward(float *out, Saved saved, const float *a, const float *b, float *work,
                         size_t work_size, size_t B, size_t T, size_t H, Mix mix)
 {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < B; i++) {
         size_t at = i * T * H;
-        float *w = work + thread_index() * work_size;
+        float *w = work + threads_index() * work_size;
         if (mix.model == QUADRATIC)
-            quadratic_forward(out + at, saved.s + at, saved.p + at, saved.scale + i * T, a + at, b + at, w,
-                              T, H, mix);
+            quadratic_forward(out + at, saved.s + at, saved.p + at, saved.scale + i * T, a + at,
+                              b + at, w, T, H, mix);
         else
-            linear_forward(out + at, saved.s + at, saved.max + at, saved.sum + at, a + at, b + at, w, T, H,
-                           mix);
+            linear_forward(out + at, saved.s + at, saved.max + at, saved.sum + at, a + at, b + at,
+                           w, T, H, mix);
     }
 }
 
-// mix_backward: da (B,T,H) =, db (B,T,H) = from dout (B,T,H), what mix_forward saved and its a, b (B,T,H).
+// mix_backward: da (B,T,H) =, db (B,T,H) = from dout (B,T,H), what mix_forward saved and its a, b
+// (B,T,H).
 static void mix_backward(float *da, float *db, const float *dout, Saved saved, const float *a,
-                         const float *b, float *work, size_t work_size, size_t B, size_t T, size_t H,
-                         Mix mix)
+                         const float *b, float *work, size_t work_size, size_t B, size_t T,
+                         size_t H, Mix mix)
 {
 #pragma omp parallel for schedule(static)
     for (size_t i = 0; i < B; i++) {
         size_t at = i * T * H;
-        float *w = work + thread_index() * work_size;
+        float *w = work + threads_index() * work_size;
         if (mix.model == QUADRATIC)
             quadratic_backward(da + at, db + at, dout + at, saved.s + at, saved.p + at,
                                saved.scale + i * T, a + at, b + at, w, T, H, mix);
         else
-            linear_backward(da + at, db + at, dout + at, saved.s + at, saved.max + at, saved.sum + at,
-                            b + at, w, T, H, mix);
+            linear_backward(da + at, db + at, dout + at, saved.s + at, saved.max + at,
+                            saved.sum + at, b + at, w, T, H, mix);
         for (size_t t = 0; t < T && mix.prenorm == APPROX; t++) { // back through mu(a) and mu(b)
             const float *x[2] = {a + at + t * H, b + at + t * H};
             float *dx[2] = {da + at + t * H, db + at + t * H};
@@ -467,16 +485,17 @@ static void mix_backward(float *da, float *db, const float *dout, Saved saved, c
     }
 }
 
-// What a layer remembers of one sequence while decoding. Linear: max (H), sum (H), whatever the length.
-// Quadratic: memory (T,H) and var (T): all prepared b so far.
+// What a layer remembers of one sequence while decoding. Linear: max (H), sum (H), whatever the
+// length. Quadratic: memory (T,H) and var (T): all prepared b so far.
 typedef struct {
     float *max, *sum, *memory, *var;
 } State;
 
-// mix_decode: one position t of one sequence: out (H) = the layer's output for a (H), b (H), given the state of
-// the positions before, which it extends. O(H) for linear, O(t H) for quadratic; nothing is recomputed.
-static void mix_decode(float *out, State state, const float *a, const float *b, float *work, size_t t,
-                       size_t H, Mix mix)
+// mix_decode: one position t of one sequence: out (H) = the layer's output for a (H), b (H), given
+// the state of the positions before, which it extends. O(H) for linear, O(t H) for quadratic;
+// nothing is recomputed.
+static void mix_decode(float *out, State state, const float *a, const float *b, float *work,
+                       size_t t, size_t H, Mix mix)
 {
     const float one = 1;
     float *a_n = work, *b_n = a_n + H, *s = b_n + H, *p = s + H, *r = p + H, va, vb;
@@ -499,28 +518,20 @@ static void mix_decode(float *out, State state, const float *a, const float *b, 
     linear_row(out, s, a_n, state.max, state.sum, t + 1, H, mix.postnorm);
 }
 
-// ----------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // [layers] What every architecture here is made of.  (shared)
 
-// thread_index: number of the calling OpenMP thread, 0 without OpenMP.
-static inline size_t thread_index(void)
-{
-#ifdef _OPENMP
-    return (size_t)omp_get_thread_num();
-#else
-    return 0;
-#endif
-}
-
-// exp_ps: exp(x) as a polynomial, which compilers vectorise (they do not vectorise libm's). With k = x/ln 2
-// rounded and f = x - k ln 2 in +-ln(2)/2: exp(x) = 2^k p(f), p of degree 6. Relative error < 2e-7 over
+// exp_ps: exp(x) as a polynomial, which compilers vectorise (they do not vectorise libm's). With k
+// = x/ln 2 rounded and f = x - k ln 2 in +-ln(2)/2: exp(x) = 2^k p(f), p of degree 6. Relative
+// error < 2e-7 over
 // [-87, 88]; 0 below -87.7, inf above 88.03, NaN stays. Double precision uses libm's.
 static inline float exp_ps(float x)
 {
 #ifdef REAL_IS_DOUBLE
     return exp(x);
 #else
-    const float lowest = -88, highest = 89, log2_e = 1.44269504088896341, rounder = 12582912; // 1.5 * 2^23
+    const float lowest = -88, highest = 89, log2_e = 1.44269504088896341,
+                rounder = 12582912; // 1.5 * 2^23
     const float ln2_high = 0.693359375, ln2_low = -2.12194440054690583e-4, one = 1;
     const float c2 = 0.5000000008982932, c3 = 0.1666657684599401, c4 = 0.04166652455270952;
     const float c5 = 0.008363202971578512, c6 = 0.0013928201930897837;
@@ -536,8 +547,8 @@ static inline float exp_ps(float x)
 #endif
 }
 
-// The matrix product works on tiles of MR rows by two vectors of columns that stay in registers, on panels of
-// MC x KC of x that stay in the L2 cache and NR x KC of y that stay in the L1.
+// The matrix product works on tiles of MR rows by two vectors of columns that stay in registers, on
+// panels of MC x KC of x that stay in the L2 cache and NR x KC of y that stay in the L1.
 #ifdef __AVX512F__
 enum { VECTOR_BYTES = 64, MR = 12 };
 #else
@@ -547,7 +558,8 @@ typedef float Vector __attribute__((vector_size(VECTOR_BYTES)));
 enum { VECTOR = VECTOR_BYTES / sizeof(float), NR = 2 * VECTOR, MC = 96, KC = 256, NC = 8 * NR };
 
 // gemm_tile: tile (MR,NR) = x^T y of packed panels x (K,MR), y (K,NR).
-static inline void gemm_tile(float *restrict tile, const float *restrict x, const float *restrict y, size_t K)
+static inline void gemm_tile(float *restrict tile, const float *restrict x, const float *restrict y,
+                             size_t K)
 {
     Vector sum[MR][2];
     memset(sum, 0, sizeof sum);
@@ -563,7 +575,8 @@ static inline void gemm_tile(float *restrict tile, const float *restrict x, cons
 }
 
 // gemm_pack: to (ceil(n/width) panels of (K,width)) = x (n,K) read with strides, padded with zeros.
-static inline void gemm_pack(float *to, const float *x, size_t row, size_t col, size_t n, size_t K, size_t width)
+static inline void gemm_pack(float *to, const float *x, size_t row, size_t col, size_t n, size_t K,
+                             size_t width)
 {
     for (size_t i0 = 0; i0 < n; i0 += width)
         for (size_t k = 0; k < K; k++, to += width)
@@ -571,11 +584,11 @@ static inline void gemm_pack(float *to, const float *x, size_t row, size_t col, 
                 to[i] = i0 + i < n ? x[(i0 + i) * row + k * col] : 0;
 }
 
-// gemm: out (M,N) = or, with accumulate, += x (M,K) y (K,N), where x[m,k] stands at m * x_row + k * x_col and
-// y[k,n] at k * y_row + n * y_col, so any of the two may be a transpose. Threads own tiles of out, and the sum
-// over K has one order, so the result does not depend on their number.
-static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const float *y, size_t y_row,
-                 size_t y_col, size_t M, size_t N, size_t K, int accumulate)
+// gemm: out (M,N) = or, with accumulate, += x (M,K) y (K,N), where x[m,k] stands at m * x_row + k *
+// x_col and y[k,n] at k * y_row + n * y_col, so any of the two may be a transpose. Threads own
+// tiles of out, and the sum over K has one order, so the result does not depend on their number.
+static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const float *y,
+                 size_t y_row, size_t y_col, size_t M, size_t N, size_t K, int accumulate)
 {
     size_t m_blocks = (M + MC - 1) / MC, n_blocks = (N + NC - 1) / NC;
 #pragma omp parallel for schedule(static) if (M * N * K > 65536)
@@ -604,9 +617,10 @@ static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const f
     }
 }
 
-// matmul_forward: out (N,OC) = or, with accumulate, += inp (N,C) weight (OC,C)^T + bias (OC), NULL for none.
-static void matmul_forward(float *out, const float *inp, const float *weight, const float *bias, size_t N,
-                           size_t C, size_t OC, int accumulate)
+// matmul_forward: out (N,OC) = or, with accumulate, += inp (N,C) weight (OC,C)^T + bias (OC), NULL
+// for none.
+static void matmul_forward(float *out, const float *inp, const float *weight, const float *bias,
+                           size_t N, size_t C, size_t OC, int accumulate)
 {
     gemm(out, inp, C, 1, weight, 1, C, N, OC, C, accumulate);
 #pragma omp parallel for if (N * OC > 65536)
@@ -615,10 +629,11 @@ static void matmul_forward(float *out, const float *inp, const float *weight, co
             out[n * OC + o] += bias[o];
 }
 
-// matmul_backward: dinp (N,C) = or, with accumulate, += dout (N,OC) weight; dweight (OC,C) += dout^T inp; dbias
-// (OC), NULL for none, += column sums of dout, in double.
-static void matmul_backward(float *dinp, float *dweight, float *dbias, const float *dout, const float *inp,
-                            const float *weight, size_t N, size_t C, size_t OC, int accumulate)
+// matmul_backward: dinp (N,C) = or, with accumulate, += dout (N,OC) weight; dweight (OC,C) +=
+// dout^T inp; dbias (OC), NULL for none, += column sums of dout, in double.
+static void matmul_backward(float *dinp, float *dweight, float *dbias, const float *dout,
+                            const float *inp, const float *weight, size_t N, size_t C, size_t OC,
+                            int accumulate)
 {
     gemm(dinp, dout, OC, 1, weight, C, 1, N, C, OC, accumulate);
     gemm(dweight, dout, 1, OC, inp, C, 1, OC, C, N, 1);
@@ -634,8 +649,8 @@ static void matmul_backward(float *dinp, float *dweight, float *dbias, const flo
     }
 }
 
-// row_moments: mean and biased variance of x (n). The mean is taken about x[0], so that a constant row has
-// variance exactly 0.
+// row_moments: mean and biased variance of x (n). The mean is taken about x[0], so that a constant
+// row has variance exactly 0.
 static void row_moments(const float *x, size_t n, float *mean, float *var)
 {
     float sum = 0, squares = 0, first = x[0];
@@ -650,7 +665,8 @@ static void row_moments(const float *x, size_t n, float *mean, float *var)
     *var = squares / n;
 }
 
-// normalize_row: out (n) = (x - mean) / sqrt(var + 1e-8); biased variance, nothing learned. out may alias x.
+// normalize_row: out (n) = (x - mean) / sqrt(var + 1e-8); biased variance, nothing learned. out may
+// alias x.
 static void normalize_row(float *out, const float *x, size_t n)
 {
     const float one = 1, eps = 1e-8;
@@ -696,8 +712,8 @@ static void normalize_backward(float *dx, const float *dout, const float *x, siz
 }
 
 // embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C).
-static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe, size_t B,
-                          size_t T, size_t C)
+static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
+                          size_t B, size_t T, size_t C)
 {
 #pragma omp parallel for
     for (size_t i = 0; i < B * T; i++)
@@ -705,10 +721,10 @@ static void embed_forward(float *out, const int *tokens, const float *wte, const
             out[i * C + c] = wte[(size_t)tokens[i] * C + c] + wpe[i % T * C + c];
 }
 
-// embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, not tokens, so that
-// repeated tokens neither race nor change the order of a sum.
-static void embed_backward(float *dwte, float *dwpe, const float *dout, const int *tokens, size_t B, size_t T,
-                           size_t C)
+// embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, not tokens,
+// so that repeated tokens neither race nor change the order of a sum.
+static void embed_backward(float *dwte, float *dwpe, const float *dout, const int *tokens, size_t B,
+                           size_t T, size_t C)
 {
     enum { STRIP = 16 };
 #pragma omp parallel for
@@ -729,10 +745,11 @@ static int argmax(const float *x, size_t n)
     return (int)best;
 }
 
-// crossentropy_forward: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
-// predictions (N) = argmax; logits (N,V), targets (N). Returns the mean over the targets that count, 0 if none.
-static double crossentropy_forward(float *losses, int *predictions, const float *logits, const int *targets,
-                                   size_t N, size_t V)
+// crossentropy_forward: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is
+// IGNORE; predictions (N) = argmax; logits (N,V), targets (N). Returns the mean over the targets
+// that count, 0 if none.
+static double crossentropy_forward(float *losses, int *predictions, const float *logits,
+                                   const int *targets, size_t N, size_t V)
 {
 #pragma omp parallel for
     for (size_t n = 0; n < N; n++) {
@@ -753,9 +770,10 @@ static double crossentropy_forward(float *losses, int *predictions, const float 
     return count ? total / (double)count : 0;
 }
 
-// crossentropy_backward: dlogits (N,V) = (softmax(logits) - onehot(target)) / count, 0 where ignored: the
-// gradient of crossentropy_forward's mean.
-static void crossentropy_backward(float *dlogits, const float *logits, const int *targets, size_t N, size_t V)
+// crossentropy_backward: dlogits (N,V) = (softmax(logits) - onehot(target)) / count, 0 where
+// ignored: the gradient of crossentropy_forward's mean.
+static void crossentropy_backward(float *dlogits, const float *logits, const int *targets, size_t N,
+                                  size_t V)
 {
     size_t count = 0;
     for (size_t n = 0; n < N; n++)
@@ -775,19 +793,22 @@ static void crossentropy_backward(float *dlogits, const float *logits, const int
     }
 }
 
-// ----------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // [optimizer] Learning rate, gradient norm, AdamW.  (shared)
 
-// learning_rate: of update `step` (from 0): linear to lr over the first `warmup` updates, lr/warmup at step 0;
-// then constant, or half a cosine from lr to lr_min, which the last of `steps` updates has.
+// learning_rate: of update `step` (from 0): linear to lr over the first `warmup` updates, lr/warmup
+// at step 0; then constant, or half a cosine from lr to lr_min, which the last of `steps` updates
+// has.
 static double learning_rate(const Training *t, long step)
 {
     if (step < t->warmup)
         return t->lr * (double)(step + 1) / t->warmup;
     if (t->schedule == CONSTANT)
         return t->lr;
-    double span = (double)t->steps - 1 - t->warmup, done = span > 0 ? (double)(step - t->warmup) / span : 1;
-    return t->lr_min + (t->lr - t->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * (done < 1 ? done : 1)));
+    double span = (double)t->steps - 1 - t->warmup,
+           done = span > 0 ? (double)(step - t->warmup) / span : 1;
+    return t->lr_min +
+           (t->lr - t->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * (done < 1 ? done : 1)));
 }
 
 // gradient_norm: root of the sum of squares over all tensors, in double.
@@ -806,23 +827,27 @@ static double gradient_norm(const Arena *grads)
 
 // adamw: one update of every tensor, gradients first multiplied by grad_scale (clipping):
 //   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,
-//   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p),  n = step + 1.
-// Moments below 1e-30 become 0: under eps they move nothing, and denormal numbers are slow.  [arXiv 1711.05101]
-static void adamw(Arena *params, Arena *m, Arena *v, const Arena *grads, const Training *t, double lr,
-                  double grad_scale, long step)
+//   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p),  n =
+//   step + 1.
+// Moments below 1e-30 become 0: under eps they move nothing, and denormal numbers are slow.  [arXiv
+// 1711.05101]
+static void adamw(Weights *w, const Training *t, double lr, double grad_scale, long step)
 {
     const float beta1 = t->beta1, beta2 = t->beta2, rest1 = 1 - t->beta1, rest2 = 1 - t->beta2;
     const float over_c1 = 1 / (1 - pow(t->beta1, (double)step + 1)), tiny = 1e-30, zero = 0;
-    const float over_c2 = 1 / (1 - pow(t->beta2, (double)step + 1)), eps = t->adam_eps, scale = grad_scale;
-    for (int k = 0; k < params->n; k++) {
-        const Tensor *row = &params->table[k];
+    const float over_c2 = 1 / (1 - pow(t->beta2, (double)step + 1)), eps = t->adam_eps,
+                scale = grad_scale;
+    for (int k = 0; k < w->params.n; k++) {
+        const Tensor *row = &w->params.table[k];
         const float rate = lr * row->lr_scale, decay = row->decay ? t->weight_decay : 0;
-        float *p = arena_data(params, k), *m_k = arena_data(m, k), *v_k = arena_data(v, k);
-        const float *g = arena_data(grads, k);
+        const float *g = arena_data(&w->grads, k);
+        float *p = arena_data(&w->params, k), *m_k = arena_data(&w->m, k),
+              *v_k = arena_data(&w->v, k);
         size_t n = tensor_size(row);
 #pragma omp parallel for simd if (n > 65536)
         for (size_t i = 0; i < n; i++) {
-            float g_i = scale * g[i], m_i = beta1 * m_k[i] + rest1 * g_i, v_i = beta2 * v_k[i] + rest2 * g_i * g_i;
+            float g_i = scale * g[i];
+            float m_i = beta1 * m_k[i] + rest1 * g_i, v_i = beta2 * v_k[i] + rest2 * g_i * g_i;
             m_k[i] = m_i = fabs(m_i) < tiny ? zero : m_i;
             v_k[i] = v_i = v_i < tiny ? zero : v_i;
             p[i] -= rate * (m_i * over_c1 / (sqrt(v_i * over_c2) + eps) + decay * p[i]);
@@ -830,7 +855,7 @@ static void adamw(Arena *params, Arena *m, Arena *v, const Arena *grads, const T
     }
 }
 
-// ----------------------------------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // [model] Tensors, forward, backward, decoding.
 
 typedef struct {
@@ -862,12 +887,13 @@ typedef struct {
 typedef struct {
     Config config;
     const Task *task;
-    size_t B, T, V, C, H, L, decode_B, threads, work_size;
-    Params params, grads, m, v;
+    size_t B, T, V, C, H, L, decode_B, work_size;
+    Weights weights;
+    Params params, grads;
     Acts acts;
     Dacts dacts;
     Decoder decoder;
-    Arena params_arena, grads_arena, m_arena, v_arena, acts_arena, dacts_arena, decoder_arena;
+    Arena acts_arena, dacts_arena, decoder_arena;
     int *inputs, *targets, *predictions; // (B,T)
     double loss;                         // nats, mean over the supervised positions of the batch
 } Model;
@@ -880,17 +906,18 @@ static const char *model_name(const Config *c)
 
 #define ROWS(table) table, sizeof(table) / sizeof *(table), sizeof(float)
 
-// model_plan: sizes and tensor tables for a configuration; nothing is allocated. The task decides T and V. A
-// tensor whose first dimension is 0 does not exist.
+// model_plan: sizes and tensor tables for a configuration; nothing is allocated. The task decides T
+// and V. A tensor whose first dimension is 0 does not exist.
 static void model_plan(Model *model, const Config *config)
 {
     memset(model, 0, sizeof *model);
     model->config = *config;
     model->task = &TASKS[config->task];
     TaskShape shape = model->task->shape(&config->task_options);
-    size_t B = model->B = (size_t)config->training.batch_size, T = model->T = shape.T, V = model->V = shape.V;
+    size_t B = model->B = (size_t)config->training.batch_size, T = model->T = shape.T,
+           V = model->V = shape.V;
     size_t L = model->L = (size_t)config->layers, C = model->C = (size_t)config->channels;
-    size_t H = model->H = (size_t)config->hidden, threads = model->threads = thread_count();
+    size_t H = model->H = (size_t)config->hidden, threads = threads_count();
     size_t work = model->work_size = quadratic_work(T, H);
     size_t D = model->decode_B = !config->mix.causal ? 0 : B < 32 ? B : 32;
     size_t quadratic = config->mix.model == QUADRATIC ? L : 0, linear = L - quadratic;
@@ -942,10 +969,7 @@ static void model_plan(Model *model, const Config *config)
         ACTIVATION("memory", Decoder, memory, D ? quadratic : 0, D, T, H),
         ACTIVATION("var", Decoder, var, D ? quadratic : 0, D, T),
     };
-    arena_plan(&model->params_arena, "parameters", ROWS(params));
-    arena_plan(&model->grads_arena, "gradients", ROWS(params));
-    arena_plan(&model->m_arena, "first moments", ROWS(params));
-    arena_plan(&model->v_arena, "second moments", ROWS(params));
+    weights_plan(&model->weights, ROWS(params));
     arena_plan(&model->acts_arena, "activations", ROWS(acts));
     arena_plan(&model->dacts_arena, "activation gradients", ROWS(dacts));
     arena_plan(&model->decoder_arena, "decoding state", ROWS(decoder));
@@ -954,49 +978,46 @@ static void model_plan(Model *model, const Config *config)
 // model_bytes: what model_alloc will allocate.
 static size_t model_bytes(const Model *m)
 {
-    return 4 * m->params_arena.bytes + m->acts_arena.bytes + m->dacts_arena.bytes + m->decoder_arena.bytes +
-           3 * m->B * m->T * sizeof(int);
+    return 4 * m->weights.params.bytes + m->acts_arena.bytes + m->dacts_arena.bytes +
+           m->decoder_arena.bytes + 3 * m->B * m->T * sizeof(int);
 }
 
 // model_alloc: allocate a planned model and draw its initial weights from the seed.
 static void model_alloc(Model *m)
 {
-    arena_alloc(&m->params_arena, &m->params);
-    arena_alloc(&m->grads_arena, &m->grads);
-    arena_alloc(&m->m_arena, &m->m);
-    arena_alloc(&m->v_arena, &m->v);
+    weights_alloc(&m->weights, &m->params, &m->grads, m->config.training.seed);
     arena_alloc(&m->acts_arena, &m->acts);
     arena_alloc(&m->dacts_arena, &m->dacts);
     arena_alloc(&m->decoder_arena, &m->decoder);
     m->inputs = alloc_zero(m->B * m->T, sizeof(int), "inputs");
     m->targets = alloc_zero(m->B * m->T, sizeof(int), "targets");
     m->predictions = alloc_zero(m->B * m->T, sizeof(int), "predictions");
-    arena_fill(&m->m_arena, 0);
-    arena_fill(&m->v_arena, 0);
-    arena_fill(&m->grads_arena, 0);
-    arena_init(&m->params_arena, m->config.training.seed);
 }
 
 // model_free: give everything back.
 static void model_free(Model *m)
 {
-    Arena *arenas[] = {&m->params_arena, &m->grads_arena, &m->m_arena, &m->v_arena,
-                       &m->acts_arena, &m->dacts_arena, &m->decoder_arena};
-    for (size_t i = 0; i < sizeof arenas / sizeof *arenas; i++)
-        arena_free(arenas[i]);
+    weights_free(&m->weights);
+    arena_free(&m->acts_arena);
+    arena_free(&m->dacts_arena);
+    arena_free(&m->decoder_arena);
     free(m->inputs);
     free(m->targets);
     free(m->predictions);
 }
 
-// model_flops: floating-point operations of one training step, an exponential counted as one: three matrix
-// products a layer and the head, forward 2 and backward 4 per weight and token; a pair and channel of the
-// quadratic layer 6 + 11 and 2 + 6 in its matrix products; a linear one 20 + 20 per token and channel.
+// model_flops: floating-point operations of one training step, an exponential counted as one: three
+// matrix products a layer and the head, forward 2 and backward 4 per weight and token; a pair and
+// channel of the quadratic layer 6 + 11 and 2 + 6 in its matrix products; a linear one 20 + 20 per
+// token and channel.
 static double model_flops(const Model *m)
 {
-    double tokens = (double)m->B * m->T, H = m->H, pairs = m->config.mix.causal ? (m->T + 1) / 2.0 : m->T;
+    double tokens = (double)m->B * m->T, H = m->H,
+           pairs = m->config.mix.causal ? (m->T + 1) / 2.0 : m->T;
     double weights = (double)m->L * 3 * m->C * m->H + (double)m->V * m->C;
-    double mix = m->config.mix.model == LINEAR ? 40 * H : (m->config.mix.prenorm == EXACT ? 25 : 17) * H * pairs;
+    double mix = m->config.mix.model == LINEAR
+                     ? 40 * H
+                     : (m->config.mix.prenorm == EXACT ? 25 : 17) * H * pairs;
     return tokens * (6 * weights + m->L * mix);
 }
 
@@ -1029,7 +1050,8 @@ static void model_forward(Model *m)
         normalize_forward(l_r, l_x, N, C);
         matmul_forward(l_a, l_r, p.right_w + l * H * C, p.right_b + l * H, N, C, H, 0);
         matmul_forward(l_b, l_r, p.left_w + l * H * C, NULL, N, C, H, 0);
-        mix_forward(l_o, layer_saved(m, l), l_a, l_b, m->dacts.work, m->work_size, B, T, H, m->config.mix);
+        mix_forward(l_o, layer_saved(m, l), l_a, l_b, m->dacts.work, m->work_size, B, T, H,
+                    m->config.mix);
         memcpy(l_x + N * C, l_x, N * C * sizeof(float)); // x = x + out(o)
         matmul_forward(l_x + N * C, l_o, p.out_w + l * C * H, p.out_b + l * C, N, H, C, 1);
     }
@@ -1041,7 +1063,7 @@ static void model_forward(Model *m)
 // model_zero_grad: clear the gradients of the parameters.
 static void model_zero_grad(Model *m)
 {
-    arena_fill(&m->grads_arena, 0);
+    arena_fill(&m->weights.grads, 0);
 }
 
 // model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
@@ -1062,24 +1084,28 @@ static void model_backward(Model *m)
         matmul_backward(d.d_o, g.out_w + w, g.out_b + l * C, d.dx, l_o, p.out_w + w, N, H, C, 0);
         mix_backward(d.da, d.db, d.d_o, layer_saved(m, l), l_a, l_b, d.work, m->work_size, B, T, H,
                      m->config.mix);
-        matmul_backward(d.dr, g.right_w + w, g.right_b + l * H, d.da, l_r, p.right_w + w, N, C, H, 0);
+        matmul_backward(d.dr, g.right_w + w, g.right_b + l * H, d.da, l_r, p.right_w + w, N, C, H,
+                        0);
         matmul_backward(d.dr, g.left_w + w, NULL, d.db, l_r, p.left_w + w, N, C, H, 1);
-        normalize_backward(d.dx, d.dr, l_x, N, C); // the residual's dx stays, this adds the branch's
+        normalize_backward(d.dx, d.dr, l_x, N,
+                           C); // the residual's dx stays, this adds the branch's
     }
     embed_backward(g.wte, g.wpe, d.dx, m->inputs, B, T, C);
 }
 
-// model_decode: position t of D <= decode_B sequences: returns logits (D,V) for tokens (D), given the positions
-// 0..t-1 decoded before; t = 0 starts anew. Dies when t is past the T learned positions.
+// model_decode: position t of D <= decode_B sequences: returns logits (D,V) for tokens (D), given
+// the positions 0..t-1 decoded before; t = 0 starts anew. Dies when t is past the T learned
+// positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
     size_t C = m->C, H = m->H, T = m->T, decode_B = m->decode_B;
     Params p = m->params;
     Decoder d = m->decoder;
     if (t >= T)
-        die(EXIT_USAGE, "decoding: position %zu is past the %zu learned positions
-hint: train with a larger "
-            "--string-size", t, T);
+        die(EXIT_USAGE,
+            "decoding: position %zu is past the %zu learned ones\n"
+            "hint: train on longer sequences",
+            t, T);
     for (size_t i = 0; i < D; i++)
         embed_forward(d.x + i * C, tokens + i, p.wte, p.wpe + t * C, 1, 1, C);
     for (size_t l = 0; l < m->L; l++) {
@@ -1104,3 +1130,233 @@ hint: train with a larger "
     matmul_forward(d.logits, d.r, p.head_w, NULL, D, C, m->V, 0);
     return d.logits;
 }
+
+// ------------------------------------------------------------------------------------------------
+// [train] The loop: batches, updates, evaluation, checkpoints.  (shared)
+
+// load_batch: inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL.
+static void load_batch(Model *m, uint64_t stream, long number)
+{
+    task_batch(m->task, &m->config.task_options, m->config.training.seed, stream, (uint64_t)number,
+               m->B, m->inputs, m->targets);
+}
+
+// forward_backward: loss and gradients of training batch `step`; dies when the loss is not finite.
+static void forward_backward(Model *m, long step)
+{
+    load_batch(m, STREAM_TRAIN, step);
+    model_forward(m);
+    training_stop_if_bad("loss", m->loss, step, &m->weights, &m->acts_arena);
+    model_zero_grad(m);
+    model_backward(m);
+#ifdef POISON // make debug
+    arena_check(&m->acts_arena);
+    arena_check(&m->dacts_arena);
+    arena_check(&m->weights.grads);
+#endif
+}
+
+// train_step: one update on training batch `step`; row = what is logged. Accuracy is before the
+// update.
+static void train_step(Model *m, long step, LogRow *row)
+{
+    const Training *t = &m->config.training;
+    double start = seconds_now();
+    forward_backward(m, step);
+    double norm = gradient_norm(&m->weights.grads), clip = t->grad_clip,
+           lr = learning_rate(t, step);
+    training_stop_if_bad("gradient norm", norm, step, &m->weights, &m->acts_arena);
+    adamw(&m->weights, t, lr, clip > 0 && norm > clip ? clip / norm : 1, step);
+    double acc = task_score(m->task, m->targets, m->predictions, m->B, m->T);
+    double ms = 1e3 * (seconds_now() - start);
+    *row = (LogRow){step, "train", m->loss, acc, lr, norm, ms, 1e3 * (double)(m->B * m->T) / ms};
+}
+
+// evaluate: loss and accuracy on fresh sequences, each prediction given the true past.
+static LogRow evaluate(Model *m, long step)
+{
+    load_batch(m, STREAM_EVAL, 0);
+    model_forward(m);
+    double acc = task_score(m->task, m->targets, m->predictions, m->B, m->T);
+    return (LogRow){step, "val", m->loss, acc, 0, 0, 0, 0};
+}
+
+// greedy: accuracy on the first decode_B sequences of the batch when the model, after the prompt,
+// reads its own output. Fills their predictions.
+static double greedy(Model *m)
+{
+    size_t prompt = m->task->shape(&m->config.task_options).prompt, T = m->T, D = m->decode_B;
+    int *tokens = alloc_zero(D, sizeof(int), "tokens");
+    for (size_t t = 0; t < T; t++) {
+        for (size_t i = 0; i < D; i++)
+            tokens[i] = t < prompt ? m->inputs[i * T + t] : m->predictions[i * T + t - 1];
+        const float *logits = model_decode(m, tokens, t, D);
+        for (size_t i = 0; i < D; i++)
+            m->predictions[i * T + t] = argmax(logits + i * m->V, m->V);
+    }
+    free(tokens);
+    return task_score(m->task, m->targets, m->predictions, D, T);
+}
+
+// train: take an allocated model through its configuration: start or resume, then evaluate, save
+// and update until the steps are done, --stop-at is reached or Ctrl-C is pressed. Prints RESULT.
+static void train(Model *m, const Options *options)
+{
+    const Training *t = &m->config.training;
+    const char *task = m->task->name, *model = model_name(&m->config);
+    const TaskShape shape = m->task->shape(&m->config.task_options);
+    volatile sig_atomic_t *interrupted = training_interrupted();
+    Log log;
+    LogRow row = {0}, val = {0};
+    char checkpoint[LOG_PATH];
+    double train_ms = 0;
+    long step =
+        training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task, model);
+    const long first = step;
+    if (t->dump) {
+        forward_backward(m, 0);
+        dump_write(t->dump, m->inputs, m->targets, m->B, m->T, m->loss, &m->weights, &m->acts_arena,
+                   options, ARCHITECTURE);
+        if (t->steps == 0)
+            return;
+    }
+    training_catch_interrupt();
+    for (;; step++) {
+        int last = step >= t->steps || *interrupted || (t->stop_at > 0 && row.acc >= t->stop_at);
+        if (last || (t->eval_every && step && step % t->eval_every == 0)) {
+            val = evaluate(m, step);
+            log_row(&log, &val);
+            log_line(&log, "step %ld: on fresh sequences loss %.4f, accuracy %.2f%%\n", step,
+                     val.loss, 100 * val.acc);
+        }
+        if (log.csv && (last || (step > first && t->save_every && step % t->save_every == 0)))
+            checkpoint_save(checkpoint, &m->weights, options, ARCHITECTURE, step);
+        if (last)
+            break;
+        train_step(m, step, &row);
+        train_ms += row.ms;
+        double left = 1e-3 * train_ms / (double)(step + 1 - first) * (double)(t->steps - step - 1);
+        log_row(&log, &row);
+        log_progress(&log, &row, t->steps, left, (step + 1) % t->print_every == 0);
+    }
+    double greedy_acc = m->decode_B ? greedy(m) : 0;
+    if (m->decode_B)
+        task_show(m->task, &m->config.task_options, m->inputs, m->predictions);
+    if (*interrupted)
+        log_line(&log, "interrupted: the same options with --out %s --resume go on\n", log.dir);
+    log_line(&log,
+             "RESULT task=%s model=%s %s=%d steps=%ld first_99=%ld accuracy=%.4f "
+             "greedy_accuracy=%.4f loss=%.6f ms_per_step=%.3f seconds=%.1f\n",
+             task, model, shape.size_name, shape.size, step, log.first_99, val.acc, greedy_acc,
+             val.loss, step > first ? train_ms / (double)(step - first) : 0,
+             seconds_now() - log.started);
+    log_close(&log);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [main] Options, presets, start.
+
+#define PAPER "--layers 12 --channels 192 --hidden 192 --batch-size 320 --lr 5e-4 --steps 2000"
+static const Preset PRESETS[] = {
+    {"main", "--string-size 32", "what `make run` runs: 32 letters on two cores"},
+    {"copy-s16", PAPER " --string-size 16", "the paper's model, Fig. 4"},
+    {"copy-s32", PAPER " --string-size 32", "the paper's model, Fig. 4"},
+    {"copy-s64", PAPER " --string-size 64", "the paper's model, Fig. 4"},
+    {"copy-s128", PAPER " --string-size 128", "the paper's model, Fig. 2, 3 and 4"},
+    {"copy-s256", PAPER " --string-size 256", "the paper's model, Fig. 4"},
+    {"state-expansion",
+     "--model linear --string-size 64 --layers 6 --channels 96 --hidden 384 --lr 1e-3 --steps 1500 "
+     "--batch-size 320",
+     "retrieval against the size of the state: vary --hidden from 96 to 1536"},
+    {NULL, NULL, NULL},
+};
+
+// config_options: the command line that fills c.
+static void config_options(Options *options, Config *c)
+{
+    const Option rows[] = {
+        {"model", OPT_CHOICE, &c->mix.model, "quadratic", 0, 0, "quadratic|linear", DEFINES_MODEL,
+         "all pairs, or the factored sum"},
+        {"causal", OPT_CHOICE, &c->mix.causal, "yes", 0, 0, "no|yes", DEFINES_MODEL, "no: BiRN"},
+        {"prenorm", OPT_CHOICE, &c->mix.prenorm, "auto", 0, 0, "exact|approx|none|auto",
+         DEFINES_MODEL, "normalize pairs, sides or nothing; auto: exact, for linear approx"},
+        {"postnorm", OPT_CHOICE, &c->mix.postnorm, "yes", 0, 0, "no|yes", DEFINES_MODEL,
+         "normalize the sum"},
+        {"activation", OPT_CHOICE, &c->mix.activation, "exp", 0, 0, "exp|relu|elu|gelu",
+         DEFINES_MODEL, "psi"},
+        {"layers", OPT_INT, &c->layers, "2", 1, 1024, "L", DEFINES_MODEL, "blocks"},
+        {"channels", OPT_INT, &c->channels, "64", 1, 1 << 16, "C", DEFINES_MODEL,
+         "of the residual stream"},
+        {"hidden", OPT_INT, &c->hidden, "64", 1, 1 << 16, "H", DEFINES_MODEL,
+         "channels of the sum"},
+    };
+    task_options(options, &c->task, &c->task_options);
+    options_add(options, rows, sizeof rows / sizeof *rows);
+    training_options(options, &c->training);
+}
+
+// config_check: resolve --prenorm auto; die over combinations that make no sense, with the reason.
+static void config_check(Config *c)
+{
+    Mix *mix = &c->mix;
+    if (mix->prenorm == AUTO)
+        mix->prenorm = mix->model == LINEAR ? APPROX : EXACT;
+    if (mix->model == LINEAR && mix->activation != EXP)
+        die(EXIT_USAGE,
+            "--model linear: expected --activation exp: only exp(a + b) factors into exp(a) "
+            "exp(b)\nhint: --model quadratic takes every activation");
+    if (mix->model == LINEAR && mix->prenorm == EXACT)
+        die(EXIT_USAGE,
+            "--model linear: expected --prenorm approx or none: exact normalizes every pair, so "
+            "the sum does not factor\nhint: --model quadratic takes exact");
+    if (!mix->causal && TASKS[c->task].shape(&c->task_options).causal)
+        die(EXIT_USAGE,
+            "--causal no: the inputs of --task %s show its targets, and a bidirectional model "
+            "reads them\nhint: --causal yes",
+            TASKS[c->task].name);
+    if (mix->model == QUADRATIC && mix->prenorm == APPROX && c->hidden > 491)
+        die(EXIT_USAGE,
+            "--hidden %d: expected at most 491 for --model quadratic --prenorm approx, whose "
+            "sums reach exp(2 sqrt(hidden))\nhint: --model linear computes the same in log space",
+            c->hidden);
+    training_check(&c->training);
+}
+
+static Config config;
+
+// preset_cost: the cost of the preset just applied to config, for --help.
+static void preset_cost(char *text, size_t size)
+{
+    Model m;
+    config_check(&config);
+    model_plan(&m, &config);
+    snprintf(text, size, "%.3g FLOPs a step", model_flops(&m));
+}
+
+#ifndef TESTING
+// main: parse, plan, print what it will cost, train.
+int main(int argc, char **argv)
+{
+    static Model model;
+    static Options options;
+    config_options(&options, &config);
+    options_parse(
+        &options, PRESETS, argc, argv,
+        "train_causalrn: CausalRN on the CPU. Without options it learns to copy 16 letters.",
+        preset_cost);
+    config_check(&config);
+    threads_set(config.training.threads);
+    model_plan(&model, &config);
+    options_print(stdout, "", &options);
+    printf(
+        "CausalRN: %zu parameters + %zu in embeddings, %.3g FLOPs a token, %.1f MiB, %zu threads "
+        "(%s)\n",
+        arena_elements(&model.weights.params, "wte,wpe"), (model.V + model.T) * model.C,
+        model_flops(&model) / (double)(model.B * model.T), (double)model_bytes(&model) / (1 << 20),
+        threads_count(), OPENMP_WORD);
+    model_alloc(&model);
+    train(&model, &options);
+    model_free(&model);
+    return *training_interrupted() ? 130 : 0;
+}
+#endif

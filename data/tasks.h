@@ -24,6 +24,8 @@ typedef struct {
     size_t V;      // symbols
     size_t prompt; // leading tokens given when decoding; the model's own output follows
     int causal;    // 1: the targets stand in the inputs, so a bidirectional model would read them
+    const char *size_name; // what RESULT calls the size of the task, and the size
+    int size;
 } TaskShape;
 
 typedef struct {
@@ -43,7 +45,7 @@ enum { COPY_BOS, COPY_SEP, COPY_EOS, COPY_LETTER, COPY_LETTERS = 26, COPY_VOCAB 
 static inline TaskShape copying_shape(const TaskOptions *options)
 {
     size_t S = (size_t)options->string_size;
-    TaskShape shape = {2 * (S + 1), COPY_VOCAB, S + 2, 1};
+    TaskShape shape = {2 * (S + 1), COPY_VOCAB, S + 2, 1, "string_size", options->string_size};
     return shape;
 }
 
@@ -89,22 +91,30 @@ static const Task TASKS[] = {
      copying_fill, copying_score},
 };
 
-// The names of TASKS in its order, as the choices of --task; the option rows of TaskOptions.
-#define TASK_NAMES "copying"
-#define TASK_OPTIONS(task, o)                                                                                  \
-    {"task", OPT_CHOICE, &(task), "copying", 0, 0, TASK_NAMES, DEFINES_DATA, "what to learn"},                 \
-    {"string-size", OPT_INT, &(o).string_size, "16", 1, 1 << 20, "letters", DEFINES_DATA,                      \
-     "copying: letters in a string; T = 2 (letters + 1)"}
+// task_options: add the options of tasks to the command line. The words of --task are the names of
+// TASKS in its order.
+static inline void task_options(Options *options, int *task, TaskOptions *o)
+{
+    const Option rows[] = {
+        {"task", OPT_CHOICE, task, "copying", 0, 0, "copying", DEFINES_DATA, "what to learn"},
+        {"string-size", OPT_INT, &o->string_size, "16", 1, 1 << 20, "letters", DEFINES_DATA,
+         "copying: letters in a string; T = 2 (letters + 1)"},
+    };
+    options_add(options, rows, sizeof rows / sizeof *rows);
+}
 
-// check_tokens: die over an input outside 0..V-1 or a target that is neither that nor IGNORE; (B,T) each.
+// check_tokens: die over an input outside 0..V-1 or a target that is neither that nor IGNORE; (B,T)
+// each.
 static inline void check_tokens(const int *inputs, const int *targets, size_t B, size_t T, size_t V)
 {
     for (size_t i = 0; i < B * T; i++)
         if (inputs[i] < 0 || (size_t)inputs[i] >= V)
-            die(EXIT_DATA, "batch row %zu, position %zu: expected a token from 0 to %zu, got %d", i / T, i % T,
-                V - 1, inputs[i]);
+            die(EXIT_DATA, "batch row %zu, position %zu: expected a token from 0 to %zu, got %d",
+                i / T, i % T, V - 1, inputs[i]);
         else if (targets[i] != IGNORE && (targets[i] < 0 || (size_t)targets[i] >= V))
-            die(EXIT_DATA, "batch row %zu, position %zu: expected a target from 0 to %zu, or %d for none, got %d",
+            die(EXIT_DATA,
+                "batch row %zu, position %zu: expected a target from 0 to %zu, or %d for none, got "
+                "%d",
                 i / T, i % T, V - 1, IGNORE, targets[i]);
 }
 
@@ -137,6 +147,19 @@ static inline void task_text(const Task *task, const int *tokens, size_t n, char
     for (; i < n && i + 1 < size; i++)
         text[i] = tokens[i] >= 0 && (size_t)tokens[i] < V ? task->symbols[tokens[i]] : '?';
     text[i] = 0;
+}
+
+// task_show: print one decoded sequence beside its prompt; inputs (T), predictions (T).
+static inline void task_show(const Task *task, const TaskOptions *options, const int *inputs,
+                             const int *predictions)
+{
+    TaskShape shape = task->shape(options);
+    char *text = (char *)alloc_zero(shape.T + 1, 1, "text");
+    task_text(task, inputs, shape.prompt, text, shape.T + 1);
+    printf("prompt  %s\n", text);
+    task_text(task, predictions + shape.prompt - 1, shape.T - shape.prompt + 1, text, shape.T + 1);
+    printf("decoded %s\n", text);
+    free(text);
 }
 
 #endif

@@ -1,8 +1,9 @@
-// check.h: one way to fail, one way to allocate, one way to compare two arrays, one way to count tests.
+// check.h: one way to fail, one way to allocate, one way to compare two arrays, one way to count
+// tests.
 //
-// Everything that goes wrong in this project ends in die(): one line that says what was wrong, what was
-// expected and what to do, and an exit code that scripts can tell apart. Everything that must agree
-// (CPU and GPU, float and double, chunked and recurrent) goes through compare().
+// Everything that goes wrong in this project ends in die(): one line that says what was wrong, what
+// was expected and what to do, and an exit code that scripts can tell apart. Everything that must
+// agree (CPU and GPU, float and double, chunked and recurrent) goes through compare().
 #ifndef SEQ_UTIL_CHECK_H
 #define SEQ_UTIL_CHECK_H
 
@@ -31,9 +32,9 @@
 enum { EXIT_FAIL = 1, EXIT_USAGE = 2, EXIT_DATA = 3, EXIT_MEMORY = 4 };
 
 // die: print `error: ` and the message on stderr and exit with `code`. A message of two lines is an
-// error and its hint: "--lr: expected a number above 0, got -1\nhint: ..." (the second line as written).
-SEQ_NORETURN SEQ_PRINTF(2, 3)
-static inline void die(int code, const char *fmt, ...)
+// error and its hint: "--lr: expected a number above 0, got -1\nhint: ..." (the second line as
+// written).
+SEQ_NORETURN SEQ_PRINTF(2, 3) static inline void die(int code, const char *fmt, ...)
 {
     va_list args;
     fflush(stdout);
@@ -62,20 +63,21 @@ static inline void warn(const char *fmt, ...)
 static inline size_t size_mul(size_t a, size_t b, const char *what)
 {
     if (b && a > SIZE_MAX / b)
-        die(EXIT_MEMORY, "%s: %zu x %zu does not fit in memory\nhint: make the model or the batch smaller",
-            what, a, b);
+        die(EXIT_MEMORY,
+            "%s: %zu x %zu does not fit in memory\nhint: make the model or the batch smaller", what,
+            a, b);
     return a * b;
 }
 
-// alloc_zero: n * size bytes, zeroed, 64-byte aligned; dies with EXIT_MEMORY naming `what`. Free with free().
-// Large blocks come from calloc, which maps zero pages without touching them.
+// alloc_zero: n * size bytes, zeroed, 64-byte aligned; dies with EXIT_MEMORY naming `what`. Free
+// with free(). Large blocks come from calloc, which maps zero pages without touching them.
 static inline void *alloc_zero(size_t n, size_t size, const char *what)
 {
     size_t bytes = size_mul(n, size, what);
     void *p = calloc(bytes ? bytes : 1, 1);
     if (!p)
-        die(EXIT_MEMORY, "%s: cannot allocate %.2f GiB\nhint: make the model or the batch smaller", what,
-            (double)bytes / (1024.0 * 1024.0 * 1024.0));
+        die(EXIT_MEMORY, "%s: cannot allocate %.2f GiB\nhint: make the model or the batch smaller",
+            what, (double)bytes / (1024.0 * 1024.0 * 1024.0));
     return p;
 }
 
@@ -94,7 +96,8 @@ static inline void real_set(void *x, size_t i, size_t size, double value)
         ((float *)x)[i] = (float)value;
 }
 
-// is_finite_bits: 1 if x is neither NaN nor Inf, decided on the bits, whatever the compiler assumes.
+// is_finite_bits: 1 if x is neither NaN nor Inf, decided on the bits, whatever the compiler
+// assumes.
 static inline int is_finite_bits(double x)
 {
     uint64_t u;
@@ -129,9 +132,10 @@ typedef struct {
     int ok;
 } Comparison;
 
-// compare: got (n) against ref (n), each of element size 4 or 8 bytes. ok = all finite, rel_l2 <= bound and
-// max_err <= MAX_OVER_L2 * bound * max_ref. With scale_norm > 0 (the largest gradient's norm) a reference
-// whose norm is below 1e-6 of it is noise, and only ||got - ref|| <= bound * scale_norm is asked.
+// compare: got (n) against ref (n), each of element size 4 or 8 bytes. ok = all finite, rel_l2 <=
+// bound and max_err <= MAX_OVER_L2 * bound * max_ref. With scale_norm > 0 (the largest gradient's
+// norm) a reference whose norm is below 1e-6 of it is noise, and only ||got - ref|| <= bound *
+// scale_norm is asked.
 static inline Comparison compare(const void *got, size_t got_size, const void *ref, size_t ref_size,
                                  size_t n, double bound, double scale_norm)
 {
@@ -190,15 +194,16 @@ static inline int test_check(int ok, const char *file, int line, const char *fmt
 #define CHECK(...) CHECK_AT(__VA_ARGS__, "")
 #define CHECK_AT(cond, fmt, ...) test_check((cond) != 0, __FILE__, __LINE__, fmt "%s", __VA_ARGS__)
 
-// test_compare: one check that got (n) agrees with ref (n), both of element size `size`, within `bound`.
-static inline int test_compare(const char *name, const void *got, const void *ref, size_t n, size_t size,
-                               double bound)
+// test_compare: one check that got (n) agrees with ref (n), both of element size `size`, within
+// `bound`.
+static inline int test_compare(const char *name, const void *got, const void *ref, size_t n,
+                               size_t size, double bound)
 {
     Comparison c = compare(got, size, ref, size, n, bound, 0);
     ++*test_count(!c.ok);
     if (!c.ok)
-        printf("FAIL %s: relative L2 %.3g (bound %.3g), max error %.3g at %zu of %zu%s\n", name, c.rel_l2,
-               bound, c.max_err, c.worst, n, c.finite ? "" : ", not finite");
+        printf("FAIL %s: relative L2 %.3g (bound %.3g), max error %.3g at %zu of %zu%s\n", name,
+               c.rel_l2, bound, c.max_err, c.worst, n, c.finite ? "" : ", not finite");
     return c.ok;
 }
 

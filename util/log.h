@@ -24,17 +24,19 @@
 #define GIT_HASH "unknown"
 #endif
 
+enum { LOG_DIR = 4096, LOG_PATH = LOG_DIR + 64 };
 typedef struct {
-    char dir[4096];
+    char dir[LOG_DIR];
     FILE *csv;
     int terminal;   // stdout is a terminal: the progress line is redrawn
     int line_open;  // a progress line stands unfinished on the terminal
     double started; // seconds
+    long first_99;  // first training step of accuracy >= 0.99, -1 if there is none
 } Log;
 
 typedef struct {
     long step;
-    const char *split;                                 // "train" or "eval"
+    const char *split;                                 // "train" or "val"
     double loss, acc, lr, grad_norm, ms, tokens_per_s; // nats, 0..1, -, -, milliseconds, 1/s
 } LogRow;
 
@@ -44,6 +46,17 @@ static inline double seconds_now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+// log_none: a log that writes nowhere, its clock started.
+static inline Log log_none(void)
+{
+    Log log;
+    memset(&log, 0, sizeof log);
+    log.terminal = isatty(STDOUT_FILENO);
+    log.started = seconds_now();
+    log.first_99 = -1;
+    return log;
 }
 
 // peak_memory: the largest resident size of this process so far, in bytes.
@@ -109,8 +122,6 @@ static inline void log_take_dir(Log *log, const char *out, const char *task, con
 {
     struct stat st;
     if (!out) {
-        if (resume)
-            die(EXIT_USAGE, "--resume needs --out DIR, the directory of the run to go on with");
         dir_make("runs");
         for (int i = 1;; i++) {
             snprintf(log->dir, sizeof log->dir, "runs/%s-%s-%03d", task, model, i);
@@ -131,49 +142,61 @@ static inline void log_take_dir(Log *log, const char *out, const char *task, con
     dir_make(out);
 }
 
-// log_path: the path of `name` in the run's directory.
-static inline const char *log_path(const Log *log, const char *name, char *path, size_t size)
+// log_path: the path of `name` in the run's directory, in path (LOG_PATH).
+static inline const char *log_path(const Log *log, const char *name, char *path)
 {
-    snprintf(path, size, "%s/%s", log->dir, name);
+    snprintf(path, LOG_PATH, "%s/%s", log->dir, name);
     return path;
 }
 
-// log_truncate: drop the data rows of log.csv from step `step` on (they will be written again).
-static inline void log_truncate(FILE *csv, long step)
+// log_fail: die over a log.csv that cannot be written.
+SEQ_NORETURN
+static inline void log_fail(const Log *log)
 {
-    char line[4096];
-    long keep = 0;
-    rewind(csv);
-    while (fgets(line, sizeof line, csv)) {
-        char *end;
-        long row = strtol(line, &end, 10);
-        if (!strchr(line, '\n') || (end != line && *end == ',' && row >= step))
-            break;
-        keep += (long)strlen(line);
+    die(EXIT_DATA, "%s/log.csv: cannot write: %s", log->dir, strerror(errno));
+}
+
+// log_note: keep track of the first training step that reaches 99%.
+static inline void log_note(Log *log, long step, const char *split, double acc)
+{
+    if (log->first_99 < 0 && acc >= 0.99 && !strncmp(split, "train", 5))
+        log->first_99 = step;
+}
+
+// log_truncate: drop the data rows of log.csv from step `step` on (they will be written again).
+static inline void log_truncate(Log *log, long step)
+{
+    char line[4096], *at;
+    off_t keep = 0;
+    while (fgets(line, sizeof line, log->csv) && strchr(line, '\n')) {
+        long row = strtol(line, &at, 10);
+        if (at != line && *at == ',') {
+            if (row >= step)
+                break;
+            char *loss = strchr(at + 1, ','), *acc = loss ? strchr(loss + 1, ',') : NULL;
+            log_note(log, row, at + 1, acc ? strtod(acc + 1, NULL) : 0);
+        }
+        keep += (off_t)strlen(line);
     }
-    if (ftruncate(fileno(csv), keep) || fseeko(csv, 0, SEEK_END))
-        die(EXIT_DATA, "log.csv: cannot truncate: %s", strerror(errno));
+    if (ftruncate(fileno(log->csv), keep) || fseeko(log->csv, keep, SEEK_SET))
+        log_fail(log);
 }
 
 // log_open: open and lock DIR/log.csv. resume_step >= 0 keeps the rows before that step; otherwise
-// the file starts anew. Returns 1 if the caller is to write `#` lines and then call log_header.
+// the file starts anew. Returns 1 if the file is empty: the caller writes `#` lines, then calls
+// log_header.
 static inline int log_open(Log *log, long resume_step)
 {
-    char path[4200];
-    log_path(log, "log.csv", path, sizeof path);
-    int fd = open(path, O_RDWR | O_CREAT, 0666);
+    char path[LOG_PATH];
+    int fd = open(log_path(log, "log.csv", path), O_RDWR | O_CREAT, 0666);
     if (fd < 0 || !(log->csv = fdopen(fd, "r+b")))
-        die(EXIT_DATA, "%s: cannot write: %s", path, strerror(errno));
+        log_fail(log);
     if (flock(fd, LOCK_EX | LOCK_NB))
         die(EXIT_DATA, "%s: another run is writing it\nhint: give this run another --out", path);
-    log->terminal = isatty(STDOUT_FILENO);
-    log->started = seconds_now();
-    log_truncate(log->csv, resume_step >= 0 ? resume_step : 0);
-    if (resume_step >= 0 && ftello(log->csv) > 0)
-        return 0;
-    if (ftruncate(fd, 0) || fseeko(log->csv, 0, SEEK_SET))
-        die(EXIT_DATA, "%s: cannot truncate: %s", path, strerror(errno));
-    return 1;
+    if (resume_step < 0 && ftruncate(fd, 0))
+        log_fail(log);
+    log_truncate(log, resume_step);
+    return ftello(log->csv) == 0;
 }
 
 // log_header: end the `#` lines: compiler and git hash, then the column names.
@@ -181,24 +204,33 @@ static inline void log_header(Log *log)
 {
     fprintf(log->csv, "# git=%s compiler=\"%s\"\n%s\n", GIT_HASH, __VERSION__, LOG_COLUMNS);
     if (fflush(log->csv))
-        die(EXIT_DATA, "%s/log.csv: cannot write: %s", log->dir, strerror(errno));
+        log_fail(log);
 }
 
-// log_row: append one record, floats as %.9g, and flush it.
+// log_row: append one record, floats as %.9g, and flush it. Does nothing in a log that is not open.
 static inline void log_row(Log *log, const LogRow *r)
 {
+    log_note(log, r->step, r->split, r->acc);
+    if (!log->csv)
+        return;
     fprintf(log->csv, "%ld,%s,%.9g,%.9g,%.9g,%.9g,%.9g,%.9g\n", r->step, r->split, r->loss, r->acc,
             r->lr, r->grad_norm, r->ms, r->tokens_per_s);
     if (fflush(log->csv))
-        die(EXIT_DATA, "%s/log.csv: cannot write: %s", log->dir, strerror(errno));
+        log_fail(log);
 }
 
-// log_newline: end an open progress line, before anything else is printed.
-static inline void log_newline(Log *log)
+// log_line: print a line of its own, below an open progress line.
+SEQ_PRINTF(2, 3)
+static inline void log_line(Log *log, const char *fmt, ...)
 {
+    va_list args;
     if (log->line_open)
         printf("\n");
     log->line_open = 0;
+    va_start(args, fmt);
+    vprintf(fmt, args);
+    va_end(args);
+    fflush(stdout);
 }
 
 // log_progress: show a record: redrawn on a terminal (every step), one line per interval otherwise
@@ -219,12 +251,11 @@ static inline void log_progress(Log *log, const LogRow *r, long steps, double se
     fflush(stdout);
 }
 
-// log_close: close log.csv, which gives up the lock.
+// log_close: close log.csv, which gives up its lock.
 static inline void log_close(Log *log)
 {
-    log_newline(log);
     if (log->csv && fclose(log->csv))
-        die(EXIT_DATA, "%s/log.csv: cannot write: %s", log->dir, strerror(errno));
+        log_fail(log);
     log->csv = NULL;
 }
 

@@ -21,8 +21,9 @@ typedef enum {
     OPT_FLAG    // int: 1 if given; takes no value
 } OptionType;
 
-// What an option is about. Those that define model, data and training are stored in checkpoints; RUNTIME ones
-// (paths, threads, intervals) are not. --load needs the model's to agree, --resume all of them.
+// What an option is about. Those that define model, data and training are stored in checkpoints;
+// RUNTIME ones (paths, threads, intervals) are not. --load needs the model's to agree, --resume all
+// of them.
 enum { RUNTIME = 0, DEFINES_TRAINING = 1, DEFINES_DATA = 2, DEFINES_MODEL = 3 };
 
 typedef struct {
@@ -32,7 +33,7 @@ typedef struct {
     const char *def;  // the default, as one would type it; NULL for strings and flags
     double min, max;  // of OPT_INT and OPT_REAL
     const char *unit; // shown in --help; of OPT_CHOICE: the words
-    int defines; // RUNTIME or DEFINES_...
+    int defines;      // RUNTIME or DEFINES_...
     const char *help;
 } Option;
 
@@ -41,6 +42,21 @@ typedef struct {
 } Preset;
 
 enum { OPTIONS_MAX = 64, OPTION_VALUE_MAX = 256 };
+
+// A command line: its rows, added table by table.
+typedef struct {
+    Option rows[OPTIONS_MAX];
+    int n;
+} Options;
+
+// options_add: append n rows to the command line.
+static inline void options_add(Options *options, const Option *rows, size_t n)
+{
+    if ((size_t)options->n + n > OPTIONS_MAX)
+        die(EXIT_FAIL, "more than %d options\nhint: raise OPTIONS_MAX", OPTIONS_MAX);
+    memcpy(options->rows + options->n, rows, n * sizeof *rows);
+    options->n += (int)n;
+}
 
 // option_word: copy word i of "a|b|c" into word; 0 if there is none.
 static inline int option_word(const char *words, int i, char *word, size_t size)
@@ -159,30 +175,30 @@ static inline int edit_distance(const char *a, const char *b)
 
 // options_unknown: die over an option that is not in the table, naming the nearest that is.
 SEQ_NORETURN
-static inline void options_unknown(const Option *table, int n, const char *got)
+static inline void options_unknown(const Options *options, const char *got)
 {
     char name[64];
     const char *nearest = "help";
     snprintf(name, sizeof name, "%s", got + strspn(got, "-"));
     name[strcspn(name, "=")] = 0;
-    for (int i = 0; i < n; i++)
-        if (edit_distance(name, table[i].name) < edit_distance(name, nearest))
-            nearest = table[i].name;
+    for (int i = 0; i < options->n; i++)
+        if (edit_distance(name, options->rows[i].name) < edit_distance(name, nearest))
+            nearest = options->rows[i].name;
     die(EXIT_USAGE, "unknown option \"%s\": the nearest is --%s\nhint: --help lists all options",
         got, nearest);
 }
 
 // options_parse_words: apply argv[1..argc) to the table; `source` names them in errors ("" = the
 // command line).
-static inline void options_parse_words(const Option *table, int n, int argc, char **argv,
+static inline void options_parse_words(const Options *options, int argc, char **argv,
                                        const char *source)
 {
     struct option longs[OPTIONS_MAX + 1];
-    char *seen[OPTIONS_MAX] = {NULL};
+    const char *seen[OPTIONS_MAX] = {NULL};
     memset(longs, 0, sizeof longs);
-    for (int i = 0; i < n; i++) {
-        longs[i].name = table[i].name;
-        longs[i].has_arg = table[i].type == OPT_FLAG ? no_argument : required_argument;
+    for (int i = 0; i < options->n; i++) {
+        longs[i].name = options->rows[i].name;
+        longs[i].has_arg = options->rows[i].type == OPT_FLAG ? no_argument : required_argument;
         longs[i].val = 256 + i;
     }
     opterr = 0;
@@ -193,21 +209,20 @@ static inline void options_parse_words(const Option *table, int n, int argc, cha
     for (int code; (code = getopt_long(argc, argv, "+:", longs, NULL)) != -1;) {
         int i = (code == ':' ? optopt : code) - 256;
         if (code == '?' && optopt >= 256)
-            die(EXIT_USAGE, "--%s takes no value", table[optopt - 256].name);
-        if (code == '?')
-            options_unknown(
-                table, n,
-                argv[optopt && optind < argc && argv[optind][0] == '-' && argv[optind][1] != '-'
-                         ? optind
-                         : optind - 1]);
+            die(EXIT_USAGE, "--%s takes no value", options->rows[optopt - 256].name);
+        if (code == '?') { // getopt_long is still at "-abc" but past "--abc" and "-a"
+            int here = optind < argc && argv[optind][0] == '-' && argv[optind][1] == optopt;
+            options_unknown(options, argv[here ? optind : optind - 1]);
+        }
         if (code == ':' || (optarg && !strncmp(optarg, "--", 2)))
-            die(EXIT_USAGE, "--%s needs a value (%s)%s%s", table[i].name, table[i].unit,
-                code == ':' ? "" : ", got the option ", code == ':' ? "" : optarg);
+            die(EXIT_USAGE, "--%s needs a value (%s)%s%s", options->rows[i].name,
+                options->rows[i].unit, code == ':' ? "" : ", got the option ",
+                code == ':' ? "" : optarg);
         if (seen[i])
-            die(EXIT_USAGE, "--%s is given twice%s%s\nhint: keep one of them", table[i].name,
-                *source ? " in " : "", source);
+            die(EXIT_USAGE, "--%s is given twice%s%s\nhint: keep one of them",
+                options->rows[i].name, *source ? " in " : "", source);
         seen[i] = argv[optind - 1];
-        option_set(&table[i], optarg ? optarg : "");
+        option_set(&options->rows[i], optarg ? optarg : "");
     }
     if (optind < argc)
         die(EXIT_USAGE,
@@ -217,7 +232,7 @@ static inline void options_parse_words(const Option *table, int n, int argc, cha
 }
 
 // options_apply_preset: apply a preset's string of options to the table.
-static inline void options_apply_preset(const Option *table, int n, const Preset *preset)
+static inline void options_apply_preset(const Options *options, const Preset *preset)
 {
     static char text[1024]; // values of string options keep pointing here
     char *words[2 * OPTIONS_MAX] = {(char *)"preset"};
@@ -225,18 +240,18 @@ static inline void options_apply_preset(const Option *table, int n, const Preset
     snprintf(text, sizeof text, "%s", preset->options);
     for (char *w = strtok(text, " "); w && count < 2 * OPTIONS_MAX; w = strtok(NULL, " "))
         words[count++] = w;
-    options_parse_words(table, n, count, words, preset->name);
+    options_parse_words(options, count, words, preset->name);
 }
 
 // options_help: print every option with type, default and unit, and every preset. `cost` (may be
 // NULL) gives a preset's cost as text: it is called with the preset's options applied.
-static inline void options_help(const Option *table, int n, const Preset *presets,
-                                const char *usage, void (*cost)(char *text, size_t size))
+static inline void options_help(const Options *options, const Preset *presets, const char *usage,
+                                void (*cost)(char *text, size_t size))
 {
     printf("%s\n\nOptions (--name value or --name=value):\n", usage);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < options->n; i++) {
         char left[128];
-        const Option *o = &table[i];
+        const Option *o = &options->rows[i];
         snprintf(left, sizeof left, "--%s %s", o->name, o->type == OPT_FLAG ? "" : o->unit);
         printf("  %-46s %s", left, o->help);
         if (o->def)
@@ -246,10 +261,10 @@ static inline void options_help(const Option *table, int n, const Preset *preset
     printf("\nPresets (--preset NAME; other options given override it):\n");
     for (const Preset *p = presets; p && p->name; p++) {
         char text[64] = "";
-        for (int i = 0; i < n; i++)
-            if (table[i].def)
-                option_set(&table[i], table[i].def);
-        options_apply_preset(table, n, p);
+        for (int i = 0; i < options->n; i++)
+            if (options->rows[i].def)
+                option_set(&options->rows[i], options->rows[i].def);
+        options_apply_preset(options, p);
         if (cost)
             cost(text, sizeof text);
         printf("  %-16s %s%s%s\n  %-16s   %s\n", p->name, p->help, *text ? "; " : "", text, "",
@@ -260,20 +275,20 @@ static inline void options_help(const Option *table, int n, const Preset *preset
 // options_parse: set the defaults, then the preset named by --preset, then what the user typed.
 // --help prints and exits 0. The table holds --help and --preset like any other option. `presets`
 // ends with a NULL name.
-static inline void options_parse(const Option *table, int n, const Preset *presets, int argc,
+static inline void options_parse(const Options *options, const Preset *presets, int argc,
                                  char **argv, const char *usage,
                                  void (*cost)(char *text, size_t size))
 {
     const Option *help = NULL, *preset = NULL;
-    for (int i = 0; i < n; i++) {
-        if (table[i].def)
-            option_set(&table[i], table[i].def);
-        help = strcmp(table[i].name, "help") ? help : &table[i];
-        preset = strcmp(table[i].name, "preset") ? preset : &table[i];
+    for (int i = 0; i < options->n; i++) {
+        if (options->rows[i].def)
+            option_set(&options->rows[i], options->rows[i].def);
+        help = strcmp(options->rows[i].name, "help") ? help : &options->rows[i];
+        preset = strcmp(options->rows[i].name, "preset") ? preset : &options->rows[i];
     }
-    options_parse_words(table, n, argc, argv, "");
+    options_parse_words(options, argc, argv, "");
     if (help && *(int *)help->value) {
-        options_help(table, n, presets, usage, cost);
+        options_help(options, presets, usage, cost);
         exit(0);
     }
     const char *name = preset ? *(const char **)preset->value : NULL;
@@ -281,28 +296,28 @@ static inline void options_parse(const Option *table, int n, const Preset *prese
         return;
     for (const Preset *p = presets; p->name; p++)
         if (!strcmp(p->name, name)) {
-            options_apply_preset(table, n, p);
-            options_parse_words(table, n, argc, argv, "");
+            options_apply_preset(options, p);
+            options_parse_words(options, argc, argv, "");
             return;
         }
     die(EXIT_USAGE, "--preset: there is no preset \"%s\"\nhint: --help lists them", name);
 }
 
 // options_print: the whole configuration on `file`, each line starting with `prefix`.
-static inline void options_print(FILE *file, const char *prefix, const Option *table, int n)
+static inline void options_print(FILE *file, const char *prefix, const Options *options)
 {
     char value[OPTION_VALUE_MAX];
     fputs(prefix, file);
-    for (int i = 0, width = 0; i < n; i++) {
-        if (table[i].type == OPT_STRING || table[i].type == OPT_FLAG)
+    for (int i = 0, width = 0; i < options->n; i++) {
+        if (options->rows[i].type == OPT_STRING || options->rows[i].type == OPT_FLAG)
             continue;
-        option_format(&table[i], value, sizeof value);
-        width += (int)(strlen(table[i].name) + strlen(value)) + 2;
+        option_format(&options->rows[i], value, sizeof value);
+        width += (int)(strlen(options->rows[i].name) + strlen(value)) + 2;
         if (width > 96) {
             fprintf(file, "\n%s", prefix);
             width = 0;
         }
-        fprintf(file, " %s=%s", table[i].name, value);
+        fprintf(file, " %s=%s", options->rows[i].name, value);
     }
     fputc('\n', file);
 }

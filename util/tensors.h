@@ -68,7 +68,8 @@ static inline int tensor_dims(const Tensor *t)
     return n;
 }
 
-// tensor_size: number of elements of a row; 0 if its first dimension is 0, which says it does not exist.
+// tensor_size: number of elements of a row; 0 if its first dimension is 0, which says it does not
+// exist.
 static inline size_t tensor_size(const Tensor *t)
 {
     size_t n = t->shape[0] ? 1 : 0;
@@ -127,7 +128,8 @@ static inline void arena_alloc(Arena *a, void *fields)
         unsigned char *canary = arena_canary(a, i, &size);
         void *data = tensor_size(&a->table[i]) ? arena_data(a, i) : NULL;
         memset(canary, CANARY, size);
-        memcpy((char *)fields + a->table[i].field, &data, sizeof data);
+        if (fields)
+            memcpy((char *)fields + a->table[i].field, &data, sizeof data);
     }
 }
 
@@ -231,7 +233,7 @@ static inline void list_add_arena(TensorList *list, const char *prefix, const Ar
     for (int i = 0; i < a->n; i++)
         if (tensor_size(&a->table[i]))
             list_add(list, prefix, a->table[i].name, a->real_size == 8 ? ST_F64 : ST_F32,
-                 a->table[i].shape, arena_data(a, i));
+                     a->table[i].shape, arena_data(a, i));
 }
 
 // shape_text: a shape as (2,3,4).

@@ -1,14 +1,15 @@
 // training.h: what every training run has, whatever its model: its options and its checkpoints.
 //
-// A checkpoint is a safetensors file: params.*, m.*, v.* in full precision, and string metadata: architecture,
-// format_version, step (updates done) and every option that defines model, data and training. It replaces the
-// run's previous one at once or not at all.
+// A checkpoint is a safetensors file: params.*, m.*, v.* in full precision, and string metadata:
+// architecture, format_version, step (updates done) and every option that defines model, data and
+// training. It replaces the run's previous one at once or not at all.
 #ifndef SEQ_UTIL_TRAINING_H
 #define SEQ_UTIL_TRAINING_H
 
 #include "log.h"
 #include "options.h"
 #include "tensors.h"
+#include <signal.h>
 
 #define CHECKPOINT_NAME "checkpoint.safetensors"
 #define CHECKPOINT_VERSION "1"
@@ -23,133 +24,283 @@ typedef struct {
     int resume, force, help;
 } Training;
 
-// The option rows of a Training t.
-#define TRAINING_OPTIONS(t) \
-    {"batch-size", OPT_INT, &(t).batch_size, "32", 1, 1 << 20, "sequences", DEFINES_TRAINING, "in a batch"}, \
-    {"steps", OPT_INT, &(t).steps, "1000", 0, 1e9, "updates", DEFINES_TRAINING, "0: evaluate, train nothing"}, \
-    {"lr", OPT_REAL, &(t).lr, "1e-3", 0, 1e30, "rate", DEFINES_TRAINING, "learning rate after warm-up"}, \
-    {"warmup", OPT_INT, &(t).warmup, "50", 0, 1e9, "updates", DEFINES_TRAINING, "linear warm-up, 0 = none"}, \
-    {"schedule", OPT_CHOICE, &(t).schedule, "constant", 0, 0, "constant|cosine", DEFINES_TRAINING, \
-     "after warm-up"}, \
-    {"lr-min", OPT_REAL, &(t).lr_min, "0", 0, 1e30, "rate", DEFINES_TRAINING, "the cosine's end"}, \
-    {"grad-clip", OPT_REAL, &(t).grad_clip, "1", 0, 1e30, "norm", DEFINES_TRAINING, \
-     "clip gradients to this global norm, 0 = never"}, \
-    {"weight-decay", OPT_REAL, &(t).weight_decay, "0", 0, 1e3, "rate", DEFINES_TRAINING, \
-     "decoupled, on matrices"}, \
-    {"beta1", OPT_REAL, &(t).beta1, "0.9", 0, 0.999999, "", DEFINES_TRAINING, "AdamW, first moment"}, \
-    {"beta2", OPT_REAL, &(t).beta2, "0.999", 0, 0.999999, "", DEFINES_TRAINING, "AdamW, second moment"}, \
-    {"adam-eps", OPT_REAL, &(t).adam_eps, "1e-8", 1e-15, 1, "", DEFINES_TRAINING, "AdamW, denominator"}, \
-    {"stop-at", OPT_REAL, &(t).stop_at, "0", 0, 1, "accuracy", DEFINES_TRAINING, \
-     "stop when a training batch reaches it, 0 = never"}, \
-    {"seed", OPT_U64, &(t).seed, "1", 0, 0, "number", DEFINES_TRAINING, "of weights and data"}, \
-    {"threads", OPT_INT, &(t).threads, "0", 0, 1024, "threads", RUNTIME, "0 = all cores"}, \
-    {"eval-every", OPT_INT, &(t).eval_every, "0", 0, 1e9, "updates", RUNTIME, \
-     "evaluate on fresh data, 0 = at the end"}, \
-    {"save-every", OPT_INT, &(t).save_every, "500", 0, 1e9, "updates", RUNTIME, \
-     "write " CHECKPOINT_NAME ", 0 = at the end"}, \
-    {"print-every", OPT_INT, &(t).print_every, "50", 1, 1e9, "updates", RUNTIME, "a line on the console"}, \
-    {"out", OPT_STRING, &(t).out, NULL, 0, 0, "DIR", RUNTIME, "the run's directory [next free runs/TASK-MODEL-NNN]"}, \
-    {"resume", OPT_FLAG, &(t).resume, NULL, 0, 0, "", RUNTIME, "go on with the run in --out"}, \
-    {"force", OPT_FLAG, &(t).force, NULL, 0, 0, "", RUNTIME, "overwrite the run in --out"}, \
-    {"load", OPT_STRING, &(t).load, NULL, 0, 0, "FILE", RUNTIME, "start from a checkpoint's weights"}, \
-    {"dump", OPT_STRING, &(t).dump, NULL, 0, 0, "FILE", RUNTIME, \
-     "write the first batch's tensors and gradients (with --steps 0: and exit)"}, \
-    {"preset", OPT_STRING, &(t).preset, NULL, 0, 0, "NAME", RUNTIME, "a named set of options, see below"}, \
-    {"help", OPT_FLAG, &(t).help, NULL, 0, 0, "", RUNTIME, "print this and exit"}
+// training_options: add the options that every training run has to the command line.
+static inline void training_options(Options *options, Training *t)
+{
+    const Option rows[] = {
+        {"batch-size", OPT_INT, &t->batch_size, "32", 1, 1 << 20, "sequences", DEFINES_TRAINING,
+         "sequences in a batch"},
+        {"steps", OPT_INT, &t->steps, "1000", 0, 1e9, "updates", DEFINES_TRAINING,
+         "0: evaluate only, write no run"},
+        {"lr", OPT_REAL, &t->lr, "1e-3", 0, 1e30, "rate", DEFINES_TRAINING, "after warm-up"},
+        {"warmup", OPT_INT, &t->warmup, "50", 0, 1e9, "updates", DEFINES_TRAINING,
+         "linear warm-up, 0 = none"},
+        {"schedule", OPT_CHOICE, &t->schedule, "constant", 0, 0, "constant|cosine",
+         DEFINES_TRAINING, "after warm-up"},
+        {"lr-min", OPT_REAL, &t->lr_min, "0", 0, 1e30, "rate", DEFINES_TRAINING,
+         "the cosine's end"},
+        {"grad-clip", OPT_REAL, &t->grad_clip, "1", 0, 1e30, "norm", DEFINES_TRAINING,
+         "clip the gradient to this global norm, 0 = never"},
+        {"weight-decay", OPT_REAL, &t->weight_decay, "0", 0, 1e3, "rate", DEFINES_TRAINING,
+         "decoupled, on matrices"},
+        {"beta1", OPT_REAL, &t->beta1, "0.9", 0, 0.999999, "0..1", DEFINES_TRAINING,
+         "AdamW, first moment"},
+        {"beta2", OPT_REAL, &t->beta2, "0.999", 0, 0.999999, "0..1", DEFINES_TRAINING,
+         "AdamW, second moment"},
+        {"adam-eps", OPT_REAL, &t->adam_eps, "1e-8", 1e-15, 1, "number", DEFINES_TRAINING,
+         "AdamW, added to the root of the second moment"},
+        {"stop-at", OPT_REAL, &t->stop_at, "0", 0, 1, "accuracy", DEFINES_TRAINING,
+         "stop when a training batch reaches it, 0 = never"},
+        {"seed", OPT_U64, &t->seed, "1", 0, 0, "number", DEFINES_TRAINING, "of weights and data"},
+        {"threads", OPT_INT, &t->threads, "0", 0, 1024, "threads", RUNTIME, "0 = all cores"},
+        {"eval-every", OPT_INT, &t->eval_every, "0", 0, 1e9, "updates", RUNTIME,
+         "evaluate on fresh sequences, 0 = at the end"},
+        {"save-every", OPT_INT, &t->save_every, "500", 0, 1e9, "updates", RUNTIME,
+         "write " CHECKPOINT_NAME ", 0 = at the end"},
+        {"print-every", OPT_INT, &t->print_every, "50", 1, 1e9, "updates", RUNTIME,
+         "a line on the console"},
+        {"out", OPT_STRING, &t->out, NULL, 0, 0, "DIR", RUNTIME,
+         "the run's directory [the next free runs/TASK-MODEL-NNN]"},
+        {"resume", OPT_FLAG, &t->resume, NULL, 0, 0, "", RUNTIME, "go on with the run in --out"},
+        {"force", OPT_FLAG, &t->force, NULL, 0, 0, "", RUNTIME, "overwrite the run in --out"},
+        {"load", OPT_STRING, &t->load, NULL, 0, 0, "FILE", RUNTIME,
+         "start from the weights of a checkpoint"},
+        {"dump", OPT_STRING, &t->dump, NULL, 0, 0, "FILE", RUNTIME,
+         "write the first batch, its activations and gradients; with --steps 0: and exit"},
+        {"preset", OPT_STRING, &t->preset, NULL, 0, 0, "NAME", RUNTIME,
+         "options by name, see below"},
+        {"help", OPT_FLAG, &t->help, NULL, 0, 0, "", RUNTIME, "print this and exit"},
+    };
+    options_add(options, rows, sizeof rows / sizeof *rows);
+}
 
 // training_check: die over training options that contradict each other.
 static inline void training_check(const Training *t)
 {
     if (t->resume && t->force)
-        die(EXIT_USAGE, "--resume and --force: expected one of them, --resume goes on, --force starts over");
+        die(EXIT_USAGE,
+            "--resume and --force: expected one of them, --resume goes on, --force starts over");
     if (t->resume && t->load)
-        die(EXIT_USAGE, "--resume and --load: expected one of them, --resume reads the checkpoint in --out");
+        die(EXIT_USAGE,
+            "--resume and --load: expected one of them, --resume reads the checkpoint in --out");
     if (t->resume && !t->out)
         die(EXIT_USAGE, "--resume needs --out DIR, the directory of the run to go on with");
     if (t->lr_min > t->lr)
         die(EXIT_USAGE, "--lr-min: expected at most --lr (%g), got %g", t->lr, t->lr_min);
 }
 
-// training_meta: fill meta with architecture, format_version, step and the defining options; values live in
-// `values`. Returns how many.
-static inline size_t training_meta(StMeta *meta, char (*values)[OPTION_VALUE_MAX], const Option *table, int n,
-                                   const char *architecture, long step)
+// What is trained: parameters, their gradients and the optimiser's moments, of one table.
+typedef struct {
+    Arena params, grads, m, v;
+} Weights;
+
+// weights_plan: lay out the four arenas for n rows of parameters.
+static inline void weights_plan(Weights *w, const Tensor *rows, int n, size_t real_size)
 {
-    size_t count = 3;
-    snprintf(values[0], OPTION_VALUE_MAX, "%s", architecture);
-    snprintf(values[1], OPTION_VALUE_MAX, CHECKPOINT_VERSION);
-    snprintf(values[2], OPTION_VALUE_MAX, "%ld", step);
-    meta[0].key = "architecture";
-    meta[1].key = "format_version";
-    meta[2].key = "step";
-    for (int i = 0; i < n; i++)
-        if (table[i].defines) {
-            meta[count].key = table[i].name;
-            option_format(&table[i], values[count++], OPTION_VALUE_MAX);
-        }
-    for (size_t i = 0; i < count; i++)
-        meta[i].value = values[i];
-    return count;
+    arena_plan(&w->params, "parameters", rows, n, real_size);
+    arena_plan(&w->grads, "gradients", rows, n, real_size);
+    arena_plan(&w->m, "first moments", rows, n, real_size);
+    arena_plan(&w->v, "second moments", rows, n, real_size);
 }
 
-// training_write: write the list's tensors with the run's metadata to `path`; see st_write for failures.
-static inline void training_write(const char *path, const TensorList *list, const Option *table, int n,
+// weights_alloc: allocate, draw the initial parameters from `seed`, clear the rest; `params` and
+// `grads` are the structs of pointers to fill.
+static inline void weights_alloc(Weights *w, void *params, void *grads, uint64_t seed)
+{
+    arena_alloc(&w->params, params);
+    arena_alloc(&w->grads, grads);
+    arena_alloc(&w->m, NULL);
+    arena_alloc(&w->v, NULL);
+    arena_fill(&w->grads, 0);
+    arena_fill(&w->m, 0);
+    arena_fill(&w->v, 0);
+    arena_init(&w->params, seed);
+}
+
+// weights_free: give the memory back.
+static inline void weights_free(Weights *w)
+{
+    arena_free(&w->params);
+    arena_free(&w->grads);
+    arena_free(&w->m);
+    arena_free(&w->v);
+}
+
+// ---- files
+
+// training_write: write the list's tensors to `path` with the metadata architecture,
+// format_version, step and every option that defines the run; see st_write for failures.
+static inline void training_write(const char *path, const TensorList *list, const Options *options,
                                   const char *architecture, long step)
 {
     StMeta meta[OPTIONS_MAX + 3];
-    char values[OPTIONS_MAX + 3][OPTION_VALUE_MAX];
-    size_t n_meta = training_meta(meta, values, table, n, architecture, step);
-    st_write(path, meta, n_meta, list->tensors, list->n);
+    char values[OPTIONS_MAX][OPTION_VALUE_MAX], step_text[32];
+    snprintf(step_text, sizeof step_text, "%ld", step);
+    const StMeta first[] = {{"architecture", architecture},
+                            {"format_version", CHECKPOINT_VERSION},
+                            {"step", step_text}};
+    size_t n = 3;
+    memcpy(meta, first, sizeof first);
+    for (int i = 0; i < options->n; i++)
+        if (options->rows[i].defines) {
+            option_format(&options->rows[i], values[i], OPTION_VALUE_MAX);
+            meta[n].key = options->rows[i].name;
+            meta[n++].value = values[i];
+        }
+    st_write(path, meta, n, list->tensors, list->n);
 }
 
-// checkpoint_save: write params, m and v after `step` updates to `path`.
-static inline void checkpoint_save(const char *path, const Arena *params, const Arena *m, const Arena *v,
-                                   const Option *table, int n, const char *architecture, long step)
+// checkpoint_save: write parameters and moments after `step` updates to `path`.
+static inline void checkpoint_save(const char *path, const Weights *w, const Options *options,
+                                   const char *architecture, long step)
 {
-    static TensorList list;
-    list.n = 0;
-    list_add_arena(&list, "params.", params);
-    list_add_arena(&list, "m.", m);
-    list_add_arena(&list, "v.", v);
-    training_write(path, &list, table, n, architecture, step);
+    TensorList *list = (TensorList *)alloc_zero(1, sizeof *list, "tensor list");
+    list_add_arena(list, "params.", &w->params);
+    list_add_arena(list, "m.", &w->m);
+    list_add_arena(list, "v.", &w->v);
+    training_write(path, list, options, architecture, step);
+    free(list);
 }
 
-// checkpoint_load: read a checkpoint written by checkpoint_save. With m and v NULL only the weights are read
-// (--load) and only options that define the model must agree; else (--resume) all must, but --steps may
-// change under a constant schedule. Returns its step. Dies with EXIT_DATA, saying what differs.
-static inline long checkpoint_load(const char *path, Arena *params, Arena *m, Arena *v, const Option *table,
-                                   int n, const char *architecture, int steps_may_differ)
+// checkpoint_check: die unless the file's metadata fits this run: architecture, format version and
+// each option of class `level` or above. --steps may change under a constant schedule. Returns its
+// step.
+static inline long checkpoint_check(const StFile *file, const char *path, const Options *options,
+                                    const char *architecture, int level, int schedule)
 {
-    StFile *file = st_open(path);
     const char *got = st_meta(file, "architecture"), *version = st_meta(file, "format_version");
     const char *step_text = st_meta(file, "step");
     char ours[OPTION_VALUE_MAX], *end = NULL;
     if (!got || strcmp(got, architecture))
-        die(EXIT_DATA, "%s: expected a checkpoint of %s, got one of %s", path, architecture, got ? got : "unknown origin");
+        die(EXIT_DATA, "%s: expected a checkpoint of %s, got one of %s", path, architecture,
+            got ? got : "unknown origin");
     if (!version || strcmp(version, CHECKPOINT_VERSION))
-        die(EXIT_DATA, "%s: expected format version " CHECKPOINT_VERSION ", got %s", path, version ? version : "none");
-    for (int i = 0; i < n; i++) {
-        const char *theirs = st_meta(file, table[i].name);
-        if (table[i].defines < (m ? DEFINES_TRAINING : DEFINES_MODEL) ||
-            (steps_may_differ && !strcmp(table[i].name, "steps")))
+        die(EXIT_DATA, "%s: expected format version " CHECKPOINT_VERSION ", got %s", path,
+            version ? version : "none");
+    for (int i = 0; i < options->n; i++) {
+        const Option *o = &options->rows[i];
+        const char *theirs = st_meta(file, o->name);
+        if (o->defines < level || (schedule == CONSTANT && !strcmp(o->name, "steps")))
             continue;
-        option_format(&table[i], ours, sizeof ours);
+        option_format(o, ours, sizeof ours);
         if (!theirs || strcmp(theirs, ours))
-            die(EXIT_DATA, "%s: was made with --%s %s, this run has %s\nhint: give --%s %s", path, table[i].name,
-                theirs ? theirs : "(unknown)", ours, table[i].name, theirs ? theirs : ours);
+            die(EXIT_DATA, "%s: was made with --%s %s, this run has %s\nhint: give --%s %s", path,
+                o->name, theirs ? theirs : "(unknown)", ours, o->name, theirs ? theirs : ours);
     }
     long step = step_text ? strtol(step_text, &end, 10) : -1;
     if (step < 0 || end == step_text || *end)
-        die(EXIT_DATA, "%s: expected a step number in its metadata, got %s", path, step_text ? step_text : "none");
+        die(EXIT_DATA, "%s: expected a step number in its metadata, got %s", path,
+            step_text ? step_text : "none");
+    return step;
+}
+
+// checkpoint_load: read a checkpoint. With `resume` parameters and moments, and all options that
+// define the run must agree; else (--load) the parameters, and the model's options must. Returns
+// its step.
+static inline long checkpoint_load(const char *path, Weights *w, const Options *options,
+                                   const char *architecture, int resume, int schedule)
+{
+    StFile *file = st_open(path);
+    int level = resume ? DEFINES_TRAINING : DEFINES_MODEL;
+    long step = checkpoint_check(file, path, options, architecture, level, schedule);
     st_verify(file);
-    size_t read = arena_read(params, file, path, "params.");
-    read += m ? arena_read(m, file, path, "m.") + arena_read(v, file, path, "v.") : 0;
-    size_t expected = m ? read : 3 * read;
-    if (file->n_entries != expected)
-        die(EXIT_DATA, "%s: expected %zu tensors, got %zu\nhint: is it a dump, or of another version?", path,
-            expected, file->n_entries);
+    size_t n = arena_read(&w->params, file, path, "params.");
+    if (file->header.n != 3 * n)
+        die(EXIT_DATA,
+            "%s: expected %zu tensors, got %zu\nhint: is it a dump, or of another version?", path,
+            3 * n, file->header.n);
+    if (resume) {
+        arena_read(&w->m, file, path, "m.");
+        arena_read(&w->v, file, path, "v.");
+    }
     st_close(file);
     return step;
+}
+
+// dump_write: write one batch as --dump does: inputs and targets (B,T), the loss, and the arenas
+// params.*, grads.*, acts.*.
+static inline void dump_write(const char *path, const int *inputs, const int *targets, size_t B,
+                              size_t T, double loss, const Weights *w, const Arena *acts,
+                              const Options *options, const char *architecture)
+{
+    const size_t batch[] = {B, T, 0}, one[] = {1, 0}, real_size = w->params.real_size;
+    TensorList *list = (TensorList *)alloc_zero(1, sizeof *list, "tensor list");
+    double loss_real; // room for either size
+    real_set(&loss_real, 0, real_size, loss);
+    list_add(list, "", "inputs", ST_I32, batch, inputs);
+    list_add(list, "", "targets", ST_I32, batch, targets);
+    list_add(list, "", "loss", real_size == 8 ? ST_F64 : ST_F32, one, &loss_real);
+    list_add_arena(list, "params.", &w->params);
+    list_add_arena(list, "grads.", &w->grads);
+    list_add_arena(list, "acts.", acts);
+    training_write(path, list, options, architecture, 0);
+    free(list);
+    printf("dump: %s, loss %.6f\n", path, loss);
+}
+
+// ---- runs
+
+// training_start: open the run: its directory, log.csv and, with --resume, its checkpoint, whose
+// path is put in `path` (LOG_PATH). With --load the weights are read first. Returns the step to
+// start from.
+static inline long training_start(Log *log, char *path, const Training *t, Weights *w,
+                                  const Options *options, const char *architecture,
+                                  const char *task, const char *model)
+{
+    long step = 0;
+    if (t->load)
+        checkpoint_load(t->load, w, options, architecture, 0, t->schedule);
+    *log = log_none();
+    if (t->steps == 0)
+        return 0;
+    log_take_dir(log, t->out, task, model, t->resume, t->force);
+    log_path(log, CHECKPOINT_NAME, path);
+    if (t->resume)
+        step = checkpoint_load(path, w, options, architecture, 1, t->schedule);
+    if (log_open(log, t->resume ? step : -1)) {
+        options_print(log->csv, "#", options);
+        log_header(log);
+    }
+    printf("run %s, from step %ld\n", log->dir, step);
+    return step;
+}
+
+// training_stop_if_bad: die over a loss or gradient norm that is not finite, naming the first value
+// that is not among parameters, activations and gradients. This step has changed no weight.
+static inline void training_stop_if_bad(const char *what, double value, long step, const Weights *w,
+                                        const Arena *acts)
+{
+    const Arena *arenas[] = {&w->params, acts, &w->grads};
+    const char *name = NULL;
+    size_t index = 0, i = 0;
+    if (is_finite_bits(value))
+        return;
+    for (; i < 3 && !name; i++)
+        name = arena_first_bad(arenas[i], &index);
+    die(EXIT_FAIL,
+        "step %ld: the %s is %g; first bad value: %s %s[%zu]; no weight was changed\nhint: a "
+        "smaller "
+        "--lr, a longer --warmup or a smaller --grad-clip; the last checkpoint is good",
+        step, what, value, name ? arenas[i - 1]->what : "none", name ? name : "", index);
+}
+
+// training_interrupted: *it becomes 1 when Ctrl-C is pressed, once training_catch_interrupt was
+// called.
+static inline volatile sig_atomic_t *training_interrupted(void)
+{
+    static volatile sig_atomic_t flag;
+    return &flag;
+}
+
+static inline void training_on_interrupt(int number)
+{
+    (void)number;
+    *training_interrupted() = 1;
+}
+
+static inline void training_catch_interrupt(void)
+{
+    signal(SIGINT, training_on_interrupt);
 }
 
 #endif

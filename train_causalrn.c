@@ -61,7 +61,8 @@ static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const f
                  size_t y_row, size_t y_col, size_t M, size_t N, size_t K, int accumulate);
 static void row_moments(const float *x, size_t n, float *mean, float *var);
 static void normalize_row(float *out, const float *x, size_t n);
-static void normalize_row_backward(float *dx, const float *dout, const float *x, size_t n);
+static void normalize_row_backward(float *dx, const float *dout, const float *x, size_t n,
+                                   int accumulate);
 
 // ------------------------------------------------------------------------------------------------
 // [mix] The layer: every position paired with every earlier one.
@@ -80,8 +81,8 @@ typedef struct {
 // it is called, so the switch costs nothing.
 static inline float psi(int activation, float z, float *slope)
 {
-    const float zero = 0, one = 1, half = 0.5, sqrt_half = 0.70710678118654752,
-                density = 0.39894228040143268;
+    const float zero = 0, one = 1, half = 0.5, sqrt_half = 0.70710678118654752;
+    const float density = 0.39894228040143268; // 1 / sqrt(2 pi)
     float e;
     switch (activation) {
     case EXP: return *slope = exp_ps(z);
@@ -176,12 +177,15 @@ static void pair_rstd(float *r, const float *a, const float *va, const float *b,
                       size_t rows, size_t n, size_t H, int prenorm)
 {
     const float zero = 0, one = 1, two_over_H = 2.0 / (double)H, eps = 1e-8;
-    if (prenorm == EXACT)
-        gemm(r, a, H, 1, b, 1, H, rows, n, H, 0);
+    for (size_t i = 0; i < rows * n; i++)
+        r[i] = one;
+    if (prenorm != EXACT)
+        return;
+    gemm(r, a, H, 1, b, 1, H, rows, n, H, 0);
     for (size_t u = 0; u < rows; u++)
         for (size_t v = 0; v < n; v++) {
             float var = va[u] + vb[v] + two_over_H * r[u * n + v];
-            r[u * n + v] = prenorm == EXACT ? one / sqrt((var > zero ? var : zero) + eps) : one;
+            r[u * n + v] = one / sqrt((var > zero ? var : zero) + eps);
         }
 }
 
@@ -214,21 +218,44 @@ static float finish_row(float *out, float *s, size_t n, size_t H, int postnorm)
     return scale;
 }
 
+// finish_row_backward: ds (H) = from dout (H) and the scaled s (H).
+static void finish_row_backward(float *ds, const float *dout, const float *s, size_t H,
+                                int postnorm)
+{
+    if (postnorm)
+        normalize_row_backward(ds, dout, s, H, 0);
+    else
+        memcpy(ds, dout, H * sizeof(float));
+}
+
+// What the forward saves for the backward: s (B,T,H); quadratic: p (B,T,H), scale (B,T); linear:
+// max (B,T,H), sum (B,T,H).
+typedef struct {
+    float *s, *p, *scale, *max, *sum;
+} Saved;
+
+// saved_at: the same for the positions from number n on.
+static Saved saved_at(Saved x, size_t n, size_t H)
+{
+    return x.p ? (Saved){x.s + n * H, x.p + n * H, x.scale + n, NULL, NULL}
+               : (Saved){x.s + n * H, NULL, NULL, x.max + n * H, x.sum + n * H};
+}
+
 // The pair loop runs on blocks of this many positions u, so that a sequence needs O(T H) memory: r,
 // M and N of a block are (BLOCK,T), and no (T,T,H) or (T,T) is ever stored.
 enum { BLOCK = 32 };
 
-// quadratic_work: elements of scratch that quadratic_forward or _backward need.
-static size_t quadratic_work(size_t T, size_t H)
+// mix_work: elements of scratch a thread needs, a multiple of 64 bytes.
+static size_t mix_work(size_t T, size_t H)
 {
-    return 2 * T * H + 4 * T + BLOCK * (3 * T + H) + H;
+    return (2 * T * H + 4 * T + BLOCK * 3 * T + 3 * H + 15) / 16 * 16;
 }
 
 // quadratic_forward: one sequence: out (T,H) = the layer's output; saved: s (T,H) = scaled sums, p
 // (T,H) = sums of r psi' under the same factor, scale (T) = that factor; a (T,H), b (T,H): the two
 // projections. [CausalRN eq. 4 and 6; the statistics of all pairs from one matrix product]
-static void quadratic_forward(float *out, float *s, float *p, float *scale, const float *a,
-                              const float *b, float *work, size_t T, size_t H, Mix mix)
+static void quadratic_forward(float *out, Saved saved, const float *a, const float *b, float *work,
+                              size_t T, size_t H, Mix mix)
 {
     float *a_c = work, *b_c = a_c + T * H, *va = b_c + T * H, *vb = va + T, *r = vb + T;
     prepare(a_c, va, a, T, H, mix.prenorm);
@@ -238,30 +265,26 @@ static void quadratic_forward(float *out, float *s, float *p, float *scale, cons
         pair_rstd(r, a_c + u0 * H, va + u0, b_c, vb, rows, width, H, mix.prenorm);
         for (size_t u = u0; u < u0 + rows; u++) {
             size_t n = mix.causal ? u + 1 : T;
-            float *s_u = s + u * H, *p_u = p + u * H;
+            float *s_u = saved.s + u * H, *p_u = saved.p + u * H;
             WITH_ACTIVATION(mix.activation, pair_row, s_u, p_u, a_c + u * H, b_c,
                             r + (u - u0) * width, n, H);
-            scale[u] = finish_row(out + u * H, s_u, n, H, mix.postnorm);
+            saved.scale[u] = finish_row(out + u * H, s_u, n, H, mix.postnorm);
             for (size_t h = 0; h < H; h++)
-                p_u[h] *= scale[u];
+                p_u[h] *= saved.scale[u];
         }
     }
 }
 
-// quadratic_backward: da (T,H) =, db (T,H) = from dout (T,H) and what the forward saved. With g =
-// dL/dsum, s1 = sum_h g e', s2 = sum_h g e' z, M = r^2 s2/H and N = r s1/H for every pair (one
-// recomputation of e'),
-//   da_u = g P_u - sum_v N - a_u sum_v M - (M b)_u
-//   db_v = sum_u r g e' - sum_u N - b_v sum_u M - (M^T a)_v        with a, b centred; M = N = 0 but
-//   for exact
-static void quadratic_backward(float *da, float *db, const float *dout, const float *s,
-                               const float *p, const float *scale, const float *a, const float *b,
-                               float *work, size_t T, size_t H, Mix mix)
+// quadratic_backward: da (T,H) =, db (T,H) = from dout (T,H), what the forward saved and its a, b (T,H).
+// With g = dL/dsum, s1 = sum_h g e', s2 = sum_h g e' z, M = -r^2 s2/H and N = -r s1/H for every pair (e' is
+// computed once more), a and b centred,
+//   da_u = g P_u + sum_v N + a_u sum_v M + (M b)_u
+//   db_v = sum_u r g e' + sum_u N + b_v sum_u M + (M^T a)_v              M = N = 0 unless prenorm is exact
+static void quadratic_backward(float *da, float *db, const float *dout, Saved saved, const float *a,
+                               const float *b, float *work, size_t T, size_t H, Mix mix)
 {
-    float *a_c = work, *b_c = a_c + T * H, *va = b_c + T * H, *vb = va + T, *sum_N = vb + T,
-          *sum_M = sum_N + T;
-    float *r = sum_M + T, *N = r + BLOCK * T, *M = N + BLOCK * T, *Mb = M + BLOCK * T,
-          *g = Mb + BLOCK * H;
+    float *a_c = work, *b_c = a_c + T * H, *va = b_c + T * H, *vb = va + T, *sum_N = vb + T;
+    float *sum_M = sum_N + T, *r = sum_M + T, *N = r + BLOCK * T, *M = N + BLOCK * T, *g = M + BLOCK * T;
     const float over_H = 1.0 / (double)H;
     prepare(a_c, va, a, T, H, mix.prenorm);
     prepare(b_c, vb, b, T, H, mix.prenorm);
@@ -275,103 +298,78 @@ static void quadratic_backward(float *da, float *db, const float *dout, const fl
             size_t n = mix.causal ? u + 1 : T;
             float *da_u = da + u * H, *r_u = r + (u - u0) * width, *N_u = N + (u - u0) * width;
             float *M_u = M + (u - u0) * width, row_N = 0, row_M = 0;
-            memcpy(g, dout + u * H, H * sizeof(float));
-            if (mix.postnorm) {
-                memset(g, 0, H * sizeof(float));
-                normalize_row_backward(g, dout + u * H, s + u * H, H);
-            }
+            finish_row_backward(g, dout + u * H, saved.s + u * H, H, mix.postnorm);
             for (size_t h = 0; h < H; h++) {
-                da_u[h] = g[h] * p[u * H + h];
-                g[h] *= scale[u];
+                da_u[h] = g[h] * saved.p[u * H + h];
+                g[h] *= saved.scale[u];
             }
             WITH_ACTIVATION(mix.activation, pair_row_backward, N_u, M_u, db, g, a_c + u * H, b_c,
                             r_u, n, H);
             for (size_t v = 0; v < width; v++) {
                 int pair = v < n && mix.prenorm == EXACT;
-                N_u[v] = pair ? r_u[v] * N_u[v] * over_H : 0;
-                M_u[v] = pair ? r_u[v] * r_u[v] * M_u[v] * over_H : 0;
+                N_u[v] = pair ? -r_u[v] * N_u[v] * over_H : 0;
+                M_u[v] = pair ? -r_u[v] * r_u[v] * M_u[v] * over_H : 0;
                 row_N += N_u[v];
                 row_M += M_u[v];
                 sum_N[v] += N_u[v];
                 sum_M[v] += M_u[v];
             }
             for (size_t h = 0; h < H; h++)
-                da_u[h] -= row_N + a_c[u * H + h] * row_M;
+                da_u[h] += row_N + a_c[u * H + h] * row_M;
         }
         if (mix.prenorm != EXACT)
             continue;
-        gemm(Mb, M, width, 1, b_c, H, 1, rows, H, width, 0);
-        for (size_t i = 0; i < rows * H; i++)
-            da[u0 * H + i] -= Mb[i];
-        for (size_t i = 0; i < rows * width; i++)
-            M[i] = -M[i];
-        gemm(db, M, 1, width, a_c + u0 * H, H, 1, width, H, rows, 1); // db -= M^T a
+        gemm(da + u0 * H, M, width, 1, b_c, H, 1, rows, H, width, 1);
+        gemm(db, M, 1, width, a_c + u0 * H, H, 1, width, H, rows, 1);
     }
     for (size_t v = 0; v < T; v++)
         for (size_t h = 0; h < H; h++)
-            db[v * H + h] -= sum_N[v] + b_c[v * H + h] * sum_M[v];
+            db[v * H + h] += sum_N[v] + b_c[v * H + h] * sum_M[v];
 }
 
-// The scan below works on this many channels at a time, their running state in registers or on the
-// stack.
-enum { LANES = 64 };
-
-// logcumsumexp_forward: for every channel the running log-sum-exp of x (T,H) over t, kept as a
-// maximum and a sum so that nothing overflows: max (T,H) =, sum (T,H) =, log sum_{i<=t} exp(x_i) =
-// max_t + log(sum_t). -inf is the log of 0, +inf and NaN stay. The sum is carried in double.
-static void logcumsumexp_forward(float *max, float *sum, const float *x, size_t T, size_t H)
+// logsumexp_step: add exp(x) to exp(*max) * *sum. Equal values are not subtracted: (-inf) - (-inf) is NaN.
+static inline void logsumexp_step(float *max, double *sum, float x)
 {
-    for (size_t h0 = 0; h0 < H; h0 += LANES) {
-        size_t lanes = H - h0 < LANES ? H - h0 : LANES;
-        float m[LANES];
-        double s[LANES];
-        for (size_t i = 0; i < lanes; i++) {
-            m[i] = -INFINITY;
-            s[i] = 0;
-        }
-        for (size_t t = 0; t < T; t++) {
-            const float *x_t = x + t * H + h0, one = 1;
-            float *max_t = max + t * H + h0, *sum_t = sum + t * H + h0;
-#pragma omp simd
-            for (size_t i = 0; i < lanes; i++) {
-                // equal values are not subtracted: (-inf) - (-inf) would be NaN
-                float new_m = x_t[i] > m[i] ? x_t[i] : m[i];
-                float keep = m[i] == new_m ? one : exp_ps(m[i] - new_m);
-                float add = x_t[i] == new_m ? one : exp_ps(x_t[i] - new_m);
-                s[i] = s[i] * keep + add;
-                m[i] = new_m;
-                max_t[i] = new_m;
-                sum_t[i] = s[i];
-            }
-        }
-    }
+    const float one = 1, top = x > *max ? x : *max;
+    *sum = *sum * (*max == top ? one : exp_ps(*max - top)) + (x == top ? one : exp_ps(x - top));
+    *max = top;
 }
 
-// logcumsumexp_backward: dx (T,H) = from dl (T,H), the gradient of l_t = max_t + log(sum_t): every
-// exponent is <= 0: R_t = dl_t + exp(l_t - l_{t+1}) R_{t+1}, dx_t = exp(x_t - l_t) R_t, 0 where x
-// is -inf. With causal = 0 every position saw the whole sequence's l_T, and R is the plain sum of
-// dl.
-static void logcumsumexp_backward(float *dx, const float *dl, const float *max, const float *sum,
+// logcumsumexp_forward: for every channel the running log-sum-exp l_t = max_t + log(sum_t) of x (T,H), kept
+// as max (T,H) = and sum (T,H) =, so that nothing overflows. -inf is the log of 0; +inf and NaN stay. carry
+// (H) is scratch: the sum so far, in double.
+static void logcumsumexp_forward(float *max, float *sum, double *carry, const float *x, size_t T, size_t H)
+{
+    for (size_t t = 0; t < T; t++)
+#pragma omp simd
+        for (size_t h = 0; h < H; h++) {
+            float m = t ? max[(t - 1) * H + h] : -INFINITY;
+            double sum_t = t ? carry[h] : 0;
+            logsumexp_step(&m, &sum_t, x[t * H + h]);
+            max[t * H + h] = m;
+            sum[t * H + h] = carry[h] = sum_t;
+        }
+}
+
+// logcumsumexp_backward: dx (T,H) = from dl (T,H), the gradient of l: every exponent is <= 0:
+//   R_t = dl_t + exp(l_t - l_{t+1}) R_{t+1},  dx_t = exp(x_t - l_t) R_t, 0 where x is -inf.
+// With causal = 0 every position saw the whole sequence's l_T, and R is the sum of all dl. R (H): scratch.
+static void logcumsumexp_backward(float *dx, double *R, const float *dl, const float *max, const float *sum,
                                   const float *x, size_t T, size_t H, int causal)
 {
-    for (size_t h0 = 0; h0 < H; h0 += LANES) {
-        size_t lanes = H - h0 < LANES ? H - h0 : LANES;
-        double R[LANES] = {0};
-        for (size_t t = 0; t < T && !causal; t++)
-            for (size_t i = 0; i < lanes; i++)
-                R[i] += dl[t * H + h0 + i];
-        for (size_t t = T; t-- > 0;) {
-            size_t at = t * H + h0, next = t + 1 < T ? at + H : at;
-            const float one = 1, zero = 0, lowest = -INFINITY;
+    const float one = 1, zero = 0, lowest = -INFINITY;
+    memset(R, 0, H * sizeof *R);
+    for (size_t i = 0; i < T * H && !causal; i++)
+        R[i % H] += dl[i];
+    for (size_t t = T; t-- > 0;) {
+        const float *max_t = max + t * H, *sum_t = sum + t * H, *x_t = x + t * H, *dl_t = dl + t * H;
+        size_t next = t + 1 < T ? H : 0;
 #pragma omp simd
-            for (size_t i = 0; i < lanes; i++) {
-                float m = max[at + i], m_next = max[next + i], x_t = x[at + i];
-                float ratio =
-                    (m == m_next ? one : exp_ps(m - m_next)) * (sum[at + i] / sum[next + i]);
-                R[i] = causal ? dl[at + i] + ratio * R[i] : R[i];
-                float weight = (x_t == m ? one : exp_ps(x_t - m)) / sum[at + i];
-                dx[at + i] = (x_t == lowest ? zero : weight) * (float)R[i];
-            }
+        for (size_t h = 0; h < H; h++) {
+            float ratio = max_t[h] == max_t[h + next] ? one : exp_ps(max_t[h] - max_t[h + next]);
+            float weight = x_t[h] == max_t[h] ? one : exp_ps(x_t[h] - max_t[h]);
+            R[h] = causal ? dl_t[h] + ratio * (sum_t[h] / sum_t[h + next]) * R[h] : R[h];
+            dx[t * H + h] = (x_t[h] == lowest ? zero : weight / sum_t[h]) * (float)R[h];
         }
     }
 }
@@ -397,50 +395,40 @@ static void linear_row(float *out, float *s, const float *a, const float *max, c
 // linear_forward: one sequence: out (T,H) = the layer's output; saved: s (T,H) = scaled sums, max
 // (T,H) and sum (T,H) = the running log-sum-exp of b; a (T,H), b (T,H): the two projections.
 // [CausalRN eq. 5]
-static void linear_forward(float *out, float *s, float *max, float *sum, const float *a,
-                           const float *b, float *work, size_t T, size_t H, Mix mix)
+static void linear_forward(float *out, Saved saved, const float *a, const float *b, float *work,
+                           size_t T, size_t H, Mix mix)
 {
-    float *a_n = work, *b_n = a_n + T * H, *var = b_n + T * H;
+    double *carry = (double *)work; // work is aligned to 64 bytes
+    float *a_n = work + 2 * H, *b_n = a_n + T * H, *var = b_n + T * H;
     prepare(a_n, var, a, T, H, mix.prenorm);
     prepare(b_n, var, b, T, H, mix.prenorm);
-    logcumsumexp_forward(max, sum, b_n, T, H);
+    logcumsumexp_forward(saved.max, saved.sum, carry, b_n, T, H);
     for (size_t t = 0; t + 1 < T && !mix.causal; t++) {
-        memcpy(max + t * H, max + (T - 1) * H, H * sizeof(float));
-        memcpy(sum + t * H, sum + (T - 1) * H, H * sizeof(float));
+        memcpy(saved.max + t * H, saved.max + (T - 1) * H, H * sizeof(float));
+        memcpy(saved.sum + t * H, saved.sum + (T - 1) * H, H * sizeof(float));
     }
     for (size_t t = 0; t < T; t++)
-        linear_row(out + t * H, s + t * H, a_n + t * H, max + t * H, sum + t * H,
+        linear_row(out + t * H, saved.s + t * H, a_n + t * H, saved.max + t * H, saved.sum + t * H,
                    mix.causal ? t + 1 : T, H, mix.postnorm);
 }
 
 // linear_backward: da (T,H) =, db (T,H) = from dout (T,H) and what the forward saved.
-static void linear_backward(float *da, float *db, const float *dout, const float *s,
-                            const float *max, const float *sum, const float *b, float *work,
-                            size_t T, size_t H, Mix mix)
+static void linear_backward(float *da, float *db, const float *dout, Saved saved, const float *b,
+                            float *work, size_t T, size_t H, Mix mix)
 {
-    float *b_n = work, *var = b_n + T * H;
+    float *b_n = work + 2 * H, *var = b_n + T * H;
     prepare(b_n, var, b, T, H, mix.prenorm);
-    memcpy(da, dout, T * H * sizeof(float));
     for (size_t t = 0; t < T; t++) {
-        if (mix.postnorm) {
-            memset(da + t * H, 0, H * sizeof(float));
-            normalize_row_backward(da + t * H, dout + t * H, s + t * H, H);
-        }
+        finish_row_backward(da + t * H, dout + t * H, saved.s + t * H, H, mix.postnorm);
         for (size_t h = 0; h < H; h++) // s = exp(a + l): da = dl = ds * s
-            da[t * H + h] *= s[t * H + h];
+            da[t * H + h] *= saved.s[t * H + h];
     }
-    logcumsumexp_backward(db, da, max, sum, b_n, T, H, mix.causal);
+    logcumsumexp_backward(db, (double *)work, da, saved.max, saved.sum, b_n, T, H, mix.causal);
 }
 
-// What mix_forward saves for mix_backward, for one layer; the quadratic model has p and scale, the
-// linear max and sum. All (B,T,H), scale (B,T).
-typedef struct {
-    float *s, *p, *scale, *max, *sum;
-} Saved;
-
-// mix_forward: out (B,T,H) = the layer's output for a (B,T,H), b (B,T,H); saved =. work (threads,
-// work_size) is scratch. One thread takes a whole sequence, so the result does not depend on their
-// number.  [CausalRN eq. 4-6]
+// mix_forward: out (B,T,H) = the layer's output for a (B,T,H), b (B,T,H); saved =. work
+// (threads,work_size) is scratch. A thread takes whole sequences, so the result does not depend on
+// their number. [CausalRN eq. 4-6]
 static void mix_forward(float *out, Saved saved, const float *a, const float *b, float *work,
                         size_t work_size, size_t B, size_t T, size_t H, Mix mix)
 {
@@ -448,12 +436,11 @@ static void mix_forward(float *out, Saved saved, const float *a, const float *b,
     for (size_t i = 0; i < B; i++) {
         size_t at = i * T * H;
         float *w = work + threads_index() * work_size;
+        Saved i_saved = saved_at(saved, i * T, H);
         if (mix.model == QUADRATIC)
-            quadratic_forward(out + at, saved.s + at, saved.p + at, saved.scale + i * T, a + at,
-                              b + at, w, T, H, mix);
+            quadratic_forward(out + at, i_saved, a + at, b + at, w, T, H, mix);
         else
-            linear_forward(out + at, saved.s + at, saved.max + at, saved.sum + at, a + at, b + at,
-                           w, T, H, mix);
+            linear_forward(out + at, i_saved, a + at, b + at, w, T, H, mix);
     }
 }
 
@@ -467,20 +454,14 @@ static void mix_backward(float *da, float *db, const float *dout, Saved saved, c
     for (size_t i = 0; i < B; i++) {
         size_t at = i * T * H;
         float *w = work + threads_index() * work_size;
+        Saved i_saved = saved_at(saved, i * T, H);
         if (mix.model == QUADRATIC)
-            quadratic_backward(da + at, db + at, dout + at, saved.s + at, saved.p + at,
-                               saved.scale + i * T, a + at, b + at, w, T, H, mix);
+            quadratic_backward(da + at, db + at, dout + at, i_saved, a + at, b + at, w, T, H, mix);
         else
-            linear_backward(da + at, db + at, dout + at, saved.s + at, saved.max + at,
-                            saved.sum + at, b + at, w, T, H, mix);
-        for (size_t t = 0; t < T && mix.prenorm == APPROX; t++) { // back through mu(a) and mu(b)
-            const float *x[2] = {a + at + t * H, b + at + t * H};
-            float *dx[2] = {da + at + t * H, db + at + t * H};
-            for (int k = 0; k < 2; k++) {
-                memcpy(w, dx[k], H * sizeof(float));
-                memset(dx[k], 0, H * sizeof(float));
-                normalize_row_backward(dx[k], w, x[k], H);
-            }
+            linear_backward(da + at, db + at, dout + at, i_saved, b + at, w, T, H, mix);
+        for (size_t t = at; t < at + T * H && mix.prenorm == APPROX; t += H) { // mu(a), mu(b)
+            normalize_row_backward(da + t, da + t, a + t, H, 0);
+            normalize_row_backward(db + t, db + t, b + t, H, 0);
         }
     }
 }
@@ -491,13 +472,19 @@ typedef struct {
     float *max, *sum, *memory, *var;
 } State;
 
+// state_at: the state of sequence number i.
+static State state_at(State x, size_t i, size_t T, size_t H)
+{
+    return x.memory ? (State){NULL, NULL, x.memory + i * T * H, x.var + i * T}
+                    : (State){x.max + i * H, x.sum + i * H, NULL, NULL};
+}
+
 // mix_decode: one position t of one sequence: out (H) = the layer's output for a (H), b (H), given
 // the state of the positions before, which it extends. O(H) for linear, O(t H) for quadratic;
 // nothing is recomputed.
 static void mix_decode(float *out, State state, const float *a, const float *b, float *work,
                        size_t t, size_t H, Mix mix)
 {
-    const float one = 1;
     float *a_n = work, *b_n = a_n + H, *s = b_n + H, *p = s + H, *r = p + H, va, vb;
     prepare(a_n, &va, a, 1, H, mix.prenorm);
     prepare(b_n, &vb, b, 1, H, mix.prenorm);
@@ -509,11 +496,11 @@ static void mix_decode(float *out, State state, const float *a, const float *b, 
         finish_row(out, s, t + 1, H, mix.postnorm);
         return;
     }
-    for (size_t h = 0; h < H; h++) { // one step of logcumsumexp_forward
-        float m = t ? state.max[h] : -INFINITY, new_m = b_n[h] > m ? b_n[h] : m;
-        float kept = t ? state.sum[h] * (m == new_m ? one : exp_ps(m - new_m)) : 0;
-        state.sum[h] = kept + (b_n[h] == new_m ? one : exp_ps(b_n[h] - new_m));
-        state.max[h] = new_m;
+    for (size_t h = 0; h < H; h++) {
+        double sum = t ? state.sum[h] : 0;
+        state.max[h] = t ? state.max[h] : -INFINITY;
+        logsumexp_step(&state.max[h], &sum, b_n[h]);
+        state.sum[h] = sum;
     }
     linear_row(out, s, a_n, state.max, state.sum, t + 1, H, mix.postnorm);
 }
@@ -521,17 +508,15 @@ static void mix_decode(float *out, State state, const float *a, const float *b, 
 // ------------------------------------------------------------------------------------------------
 // [layers] What every architecture here is made of.  (shared)
 
-// exp_ps: exp(x) as a polynomial, which compilers vectorise (they do not vectorise libm's). With k
-// = x/ln 2 rounded and f = x - k ln 2 in +-ln(2)/2: exp(x) = 2^k p(f), p of degree 6. Relative
-// error < 2e-7 over
-// [-87, 88]; 0 below -87.7, inf above 88.03, NaN stays. Double precision uses libm's.
+// exp_ps: exp(x) as a polynomial, which compilers vectorise (they do not vectorise libm's): with k =
+// x/ln 2 rounded and f = x - k ln 2, exp(x) = 2^k p(f), p of degree 6. Relative error < 2e-7 from -87 to
+// 88; 0 below -87.7, inf above 88.03, NaN stays. In double precision: libm's.
 static inline float exp_ps(float x)
 {
 #ifdef REAL_IS_DOUBLE
     return exp(x);
 #else
-    const float lowest = -88, highest = 89, log2_e = 1.44269504088896341,
-                rounder = 12582912; // 1.5 * 2^23
+    const float lowest = -88, highest = 89, log2_e = 1.44269504088896341, rounder = 12582912; // 1.5 * 2^23
     const float ln2_high = 0.693359375, ln2_low = -2.12194440054690583e-4, one = 1;
     const float c2 = 0.5000000008982932, c3 = 0.1666657684599401, c4 = 0.04166652455270952;
     const float c5 = 0.008363202971578512, c6 = 0.0013928201930897837;
@@ -677,10 +662,12 @@ static void normalize_row(float *out, const float *x, size_t n)
         out[i] = (x[i] - mean) * rstd;
 }
 
-// normalize_row_backward: dx (n) += rstd (dout - mean(dout) - z mean(dout z)), z = normalize(x).
-static void normalize_row_backward(float *dx, const float *dout, const float *x, size_t n)
+// normalize_row_backward: dx (n) = or, with accumulate, += rstd (dout - mean(dout) - z mean(dout
+// z)), z = normalize(x). dx may alias dout.
+static void normalize_row_backward(float *dx, const float *dout, const float *x, size_t n,
+                                   int accumulate)
 {
-    const float one = 1, eps = 1e-8;
+    const float one = 1, zero = 0, eps = 1e-8;
     float mean, var, sum = 0, sum_z = 0;
     row_moments(x, n, &mean, &var);
     float rstd = one / sqrt(var + eps);
@@ -689,10 +676,10 @@ static void normalize_row_backward(float *dx, const float *dout, const float *x,
         sum += dout[i];
         sum_z += dout[i] * (x[i] - mean) * rstd;
     }
-    sum /= n;
-    sum_z /= n;
-    for (size_t i = 0; i < n; i++)
-        dx[i] += rstd * (dout[i] - sum - (x[i] - mean) * rstd * sum_z);
+    for (size_t i = 0; i < n; i++) {
+        float d = rstd * (dout[i] - sum / n - (x[i] - mean) * rstd * (sum_z / n));
+        dx[i] = (accumulate ? dx[i] : zero) + d;
+    }
 }
 
 // normalize_forward: out (N,C) = normalize_row of every row of x (N,C).
@@ -708,7 +695,7 @@ static void normalize_backward(float *dx, const float *dout, const float *x, siz
 {
 #pragma omp parallel for
     for (size_t n = 0; n < N; n++)
-        normalize_row_backward(dx + n * C, dout + n * C, x + n * C, C);
+        normalize_row_backward(dx + n * C, dout + n * C, x + n * C, C, 1);
 }
 
 // embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C).
@@ -745,71 +732,35 @@ static int argmax(const float *x, size_t n)
     return (int)best;
 }
 
-// crossentropy_forward: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is
-// IGNORE; predictions (N) = argmax; logits (N,V), targets (N). Returns the mean over the targets
-// that count, 0 if none.
-static double crossentropy_forward(float *losses, int *predictions, const float *logits,
-                                   const int *targets, size_t N, size_t V)
+// crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
+// predictions (N) = argmax; dlogits (N,V) = the gradient of the mean loss, (softmax - onehot) / count,
+// or NULL; logits (N,V), targets (N). Returns the mean over the targets that count, 0 if none does.
+static double crossentropy(float *losses, int *predictions, float *dlogits, const float *logits,
+                           const int *targets, size_t N, size_t V)
 {
-#pragma omp parallel for
-    for (size_t n = 0; n < N; n++) {
-        const float *x = logits + n * V;
-        double sum = 0;
-        predictions[n] = argmax(x, V);
-        float max = x[predictions[n]];
-        for (size_t i = 0; i < V; i++)
-            sum += exp_ps(x[i] - max);
-        losses[n] = targets[n] == IGNORE ? 0 : log(sum) - (x[targets[n]] - max);
-    }
-    double total = 0;
-    size_t count = 0;
-    for (size_t n = 0; n < N; n++) {
-        total += losses[n];
-        count += targets[n] != IGNORE;
-    }
-    return count ? total / (double)count : 0;
-}
-
-// crossentropy_backward: dlogits (N,V) = (softmax(logits) - onehot(target)) / count, 0 where
-// ignored: the gradient of crossentropy_forward's mean.
-static void crossentropy_backward(float *dlogits, const float *logits, const int *targets, size_t N,
-                                  size_t V)
-{
-    size_t count = 0;
+    double total = 0, count = 0;
     for (size_t n = 0; n < N; n++)
         count += targets[n] != IGNORE;
 #pragma omp parallel for
     for (size_t n = 0; n < N; n++) {
-        const float *x = logits + n * V;
-        float *dx = dlogits + n * V, max = x[argmax(x, V)];
+        const float *x = logits + n * V, zero = 0, one = 1;
+        float *dx = dlogits + n * V;
         double sum = 0;
+        int target = targets[n], top = predictions[n] = argmax(x, V);
         for (size_t i = 0; i < V; i++)
-            sum += dx[i] = exp_ps(x[i] - max);
-        const float scale = targets[n] == IGNORE ? 0 : 1 / (sum * (double)count);
-        for (size_t i = 0; i < V; i++)
-            dx[i] *= scale;
-        if (targets[n] != IGNORE)
-            dx[targets[n]] -= 1.0 / (double)count;
+            sum += exp_ps(x[i] - x[top]);
+        losses[n] = target == IGNORE ? 0 : log(sum) + x[top] - x[target];
+        const float scale = target == IGNORE ? zero : one / (sum * count);
+        for (size_t i = 0; dlogits && i < V; i++)
+            dx[i] = scale * exp_ps(x[i] - x[top]) - ((int)i == target ? one / count : zero);
     }
+    for (size_t n = 0; n < N; n++)
+        total += losses[n];
+    return count > 0 ? total / count : 0;
 }
 
 // ------------------------------------------------------------------------------------------------
-// [optimizer] Learning rate, gradient norm, AdamW.  (shared)
-
-// learning_rate: of update `step` (from 0): linear to lr over the first `warmup` updates, lr/warmup
-// at step 0; then constant, or half a cosine from lr to lr_min, which the last of `steps` updates
-// has.
-static double learning_rate(const Training *t, long step)
-{
-    if (step < t->warmup)
-        return t->lr * (double)(step + 1) / t->warmup;
-    if (t->schedule == CONSTANT)
-        return t->lr;
-    double span = (double)t->steps - 1 - t->warmup,
-           done = span > 0 ? (double)(step - t->warmup) / span : 1;
-    return t->lr_min +
-           (t->lr - t->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * (done < 1 ? done : 1)));
-}
+// [optimizer] Gradient norm, AdamW.  (shared)
 
 // gradient_norm: root of the sum of squares over all tensors, in double.
 static double gradient_norm(const Arena *grads)
@@ -871,18 +822,14 @@ typedef struct {
 } Params;
 
 typedef struct {
-    float *x, *r, *a, *b, *o, *s, *p, *scale, *max, *sum, *y, *logits, *losses;
+    float *x, *r, *a, *b, *o, *y, *logits, *losses;
+    Saved saved;
 } Acts;
 
 // Gradients of one layer's activations, used again by every layer, and scratch.
 typedef struct {
     float *dx, *dr, *da, *db, *d_o, *dlogits, *work;
 } Dacts;
-
-// State and buffers of decode_B sequences.
-typedef struct {
-    float *x, *r, *a, *b, *o, *logits, *work, *max, *sum, *memory, *var;
-} Decoder;
 
 typedef struct {
     Config config;
@@ -892,10 +839,10 @@ typedef struct {
     Params params, grads;
     Acts acts;
     Dacts dacts;
-    Decoder decoder;
-    Arena acts_arena, dacts_arena, decoder_arena;
-    int *inputs, *targets, *predictions; // (B,T)
-    double loss;                         // nats, mean over the supervised positions of the batch
+    State state; // (L,decode_B) of them
+    Arena acts_arena, dacts_arena, state_arena;
+    Batch batch;
+    double loss; // nats, mean over the supervised positions of the batch
 } Model;
 
 // model_name: the word for this configuration in RESULT lines and run directories.
@@ -908,19 +855,17 @@ static const char *model_name(const Config *c)
 
 // model_plan: sizes and tensor tables for a configuration; nothing is allocated. The task decides T
 // and V. A tensor whose first dimension is 0 does not exist.
-static void model_plan(Model *model, const Config *config)
+static void model_plan(Model *m, const Config *config)
 {
-    memset(model, 0, sizeof *model);
-    model->config = *config;
-    model->task = &TASKS[config->task];
-    TaskShape shape = model->task->shape(&config->task_options);
-    size_t B = model->B = (size_t)config->training.batch_size, T = model->T = shape.T,
-           V = model->V = shape.V;
-    size_t L = model->L = (size_t)config->layers, C = model->C = (size_t)config->channels;
-    size_t H = model->H = (size_t)config->hidden, threads = threads_count();
-    size_t work = model->work_size = quadratic_work(T, H);
-    size_t D = model->decode_B = !config->mix.causal ? 0 : B < 32 ? B : 32;
-    size_t quadratic = config->mix.model == QUADRATIC ? L : 0, linear = L - quadratic;
+    memset(m, 0, sizeof *m);
+    m->config = *config;
+    m->task = &TASKS[config->task];
+    const TaskShape shape = m->task->shape(&config->task_options);
+    const size_t B = m->B = (size_t)config->training.batch_size, T = m->T = shape.T, V = m->V = shape.V;
+    const size_t L = m->L = (size_t)config->layers, C = m->C = (size_t)config->channels;
+    const size_t H = m->H = (size_t)config->hidden, work = m->work_size = mix_work(T, H);
+    const size_t D = m->decode_B = !config->mix.causal ? 0 : B < 32 ? B : 32;
+    const size_t quadratic = config->mix.model == QUADRATIC ? L : 0, linear = L - quadratic;
     const double std = 0.02, out_std = 0.02 / sqrt((double)L);
     const Tensor params[] = {
         {"wte", {V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},
@@ -932,54 +877,40 @@ static void model_plan(Model *model, const Config *config)
         {"out_b", {L, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, out_b)},
         {"head_w", {V, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, head_w)},
     };
-    const Tensor acts[] = {
-        ACTIVATION("x", Acts, x, L + 1, B, T, C), // residual stream; x[0] = embedding
-        ACTIVATION("r", Acts, r, L, B, T, C),     // normalize(x)
-        ACTIVATION("a", Acts, a, L, B, T, H),     // the layer's inputs
-        ACTIVATION("b", Acts, b, L, B, T, H),
-        ACTIVATION("o", Acts, o, L, B, T, H), // the layer's output
-        ACTIVATION("s", Acts, s, L, B, T, H), // from here to sum: see Saved
-        ACTIVATION("p", Acts, p, quadratic, B, T, H),
-        ACTIVATION("scale", Acts, scale, quadratic, B, T),
-        ACTIVATION("max", Acts, max, linear, B, T, H),
-        ACTIVATION("sum", Acts, sum, linear, B, T, H),
-        ACTIVATION("y", Acts, y, B, T, C), // normalize(x[L])
-        ACTIVATION("logits", Acts, logits, B, T, V),
+    const Tensor acts[] = { // x[0] is the embedding; r = normalize(x); y = normalize(x[L])
+        ACTIVATION("x", Acts, x, L + 1, B, T, C), ACTIVATION("r", Acts, r, L, B, T, C),
+        ACTIVATION("a", Acts, a, L, B, T, H), ACTIVATION("b", Acts, b, L, B, T, H),
+        ACTIVATION("o", Acts, o, L, B, T, H), ACTIVATION("s", Acts, saved.s, L, B, T, H),
+        ACTIVATION("p", Acts, saved.p, quadratic, B, T, H),
+        ACTIVATION("scale", Acts, saved.scale, quadratic, B, T),
+        ACTIVATION("max", Acts, saved.max, linear, B, T, H),
+        ACTIVATION("sum", Acts, saved.sum, linear, B, T, H),
+        ACTIVATION("y", Acts, y, B, T, C), ACTIVATION("logits", Acts, logits, B, T, V),
         ACTIVATION("losses", Acts, losses, B, T),
     };
     const Tensor dacts[] = {
-        ACTIVATION("dx", Dacts, dx, B, T, C),
-        ACTIVATION("dr", Dacts, dr, B, T, C),
-        ACTIVATION("da", Dacts, da, B, T, H),
-        ACTIVATION("db", Dacts, db, B, T, H),
-        ACTIVATION("do", Dacts, d_o, B, T, H),
-        ACTIVATION("dlogits", Dacts, dlogits, B, T, V),
-        ACTIVATION("work", Dacts, work, threads, work),
+        ACTIVATION("dx", Dacts, dx, B, T, C), ACTIVATION("dr", Dacts, dr, B, T, C),
+        ACTIVATION("da", Dacts, da, B, T, H), ACTIVATION("db", Dacts, db, B, T, H),
+        ACTIVATION("do", Dacts, d_o, B, T, H), ACTIVATION("dlogits", Dacts, dlogits, B, T, V),
+        ACTIVATION("work", Dacts, work, threads_count(), work),
     };
-    const Tensor decoder[] = {
-        ACTIVATION("x", Decoder, x, D, C),
-        ACTIVATION("r", Decoder, r, D, C),
-        ACTIVATION("a", Decoder, a, D, H),
-        ACTIVATION("b", Decoder, b, D, H),
-        ACTIVATION("o", Decoder, o, D, H),
-        ACTIVATION("logits", Decoder, logits, D, V),
-        ACTIVATION("work", Decoder, work, D ? work : 0),
-        ACTIVATION("max", Decoder, max, D ? linear : 0, D, H),
-        ACTIVATION("sum", Decoder, sum, D ? linear : 0, D, H),
-        ACTIVATION("memory", Decoder, memory, D ? quadratic : 0, D, T, H),
-        ACTIVATION("var", Decoder, var, D ? quadratic : 0, D, T),
+    const Tensor state[] = {
+        ACTIVATION("max", State, max, D ? linear : 0, D, H),
+        ACTIVATION("sum", State, sum, D ? linear : 0, D, H),
+        ACTIVATION("memory", State, memory, D ? quadratic : 0, D, T, H),
+        ACTIVATION("var", State, var, D ? quadratic : 0, D, T),
     };
-    weights_plan(&model->weights, ROWS(params));
-    arena_plan(&model->acts_arena, "activations", ROWS(acts));
-    arena_plan(&model->dacts_arena, "activation gradients", ROWS(dacts));
-    arena_plan(&model->decoder_arena, "decoding state", ROWS(decoder));
+    weights_plan(&m->weights, ROWS(params));
+    arena_plan(&m->acts_arena, "activations", ROWS(acts));
+    arena_plan(&m->dacts_arena, "activation gradients", ROWS(dacts));
+    arena_plan(&m->state_arena, "decoding state", ROWS(state));
 }
 
 // model_bytes: what model_alloc will allocate.
 static size_t model_bytes(const Model *m)
 {
     return 4 * m->weights.params.bytes + m->acts_arena.bytes + m->dacts_arena.bytes +
-           m->decoder_arena.bytes + 3 * m->B * m->T * sizeof(int);
+           m->state_arena.bytes;
 }
 
 // model_alloc: allocate a planned model and draw its initial weights from the seed.
@@ -988,10 +919,8 @@ static void model_alloc(Model *m)
     weights_alloc(&m->weights, &m->params, &m->grads, m->config.training.seed);
     arena_alloc(&m->acts_arena, &m->acts);
     arena_alloc(&m->dacts_arena, &m->dacts);
-    arena_alloc(&m->decoder_arena, &m->decoder);
-    m->inputs = alloc_zero(m->B * m->T, sizeof(int), "inputs");
-    m->targets = alloc_zero(m->B * m->T, sizeof(int), "targets");
-    m->predictions = alloc_zero(m->B * m->T, sizeof(int), "predictions");
+    arena_alloc(&m->state_arena, &m->state);
+    batch_alloc(&m->batch, m->B, m->T);
 }
 
 // model_free: give everything back.
@@ -1000,64 +929,52 @@ static void model_free(Model *m)
     weights_free(&m->weights);
     arena_free(&m->acts_arena);
     arena_free(&m->dacts_arena);
-    arena_free(&m->decoder_arena);
-    free(m->inputs);
-    free(m->targets);
-    free(m->predictions);
+    arena_free(&m->state_arena);
+    batch_free(&m->batch);
 }
 
-// model_flops: floating-point operations of one training step, an exponential counted as one: three
-// matrix products a layer and the head, forward 2 and backward 4 per weight and token; a pair and
-// channel of the quadratic layer 6 + 11 and 2 + 6 in its matrix products; a linear one 20 + 20 per
-// token and channel.
+// model_flops: floating-point operations of one training step, an exponential counted as one: 6 per
+// weight and token in the matrix products; per channel and pair of the quadratic layer 17, and 8 in
+// the products for exact; per channel and token of the linear one 40.
 static double model_flops(const Model *m)
 {
-    double tokens = (double)m->B * m->T, H = m->H,
-           pairs = m->config.mix.causal ? (m->T + 1) / 2.0 : m->T;
-    double weights = (double)m->L * 3 * m->C * m->H + (double)m->V * m->C;
-    double mix = m->config.mix.model == LINEAR
-                     ? 40 * H
-                     : (m->config.mix.prenorm == EXACT ? 25 : 17) * H * pairs;
-    return tokens * (6 * weights + m->L * mix);
+    const Mix mix = m->config.mix;
+    double pairs = mix.causal ? ((double)m->T + 1) / 2 : (double)m->T;
+    double layer = mix.model == LINEAR ? 40 : (mix.prenorm == EXACT ? 25 : 17) * pairs;
+    double weights = (double)(m->L * 3 * m->C * m->H + m->V * m->C);
+    return (double)(m->B * m->T) * (6 * weights + (double)(m->L * m->H) * layer);
 }
 
-// layer_saved: what layer l's mix saves.
-static Saved layer_saved(const Model *m, size_t l)
+// layer_acts: the activations of layer l.
+static Acts layer_acts(const Model *m, size_t l)
 {
-    size_t at = l * m->B * m->T * m->H;
-    Saved saved = {m->acts.s + at, NULL, NULL, NULL, NULL};
-    if (m->config.mix.model == QUADRATIC) {
-        saved.p = m->acts.p + at;
-        saved.scale = m->acts.scale + l * m->B * m->T;
-    } else {
-        saved.max = m->acts.max + at;
-        saved.sum = m->acts.sum + at;
-    }
-    return saved;
+    size_t N = m->B * m->T, C = l * N * m->C, H = l * N * m->H;
+    Acts acts = m->acts;
+    return (Acts){acts.x + C, acts.r + C, acts.a + H, acts.b + H, acts.o + H, acts.y, acts.logits,
+                  acts.losses, saved_at(acts.saved, l * N, m->H)};
 }
 
-// model_forward: the batch in inputs, targets (B,T): fills acts, predictions (B,T) and loss.
+// model_forward: fills acts, loss and the batch's predictions from its inputs and targets.
 static void model_forward(Model *m)
 {
-    size_t B = m->B, T = m->T, C = m->C, H = m->H, N = B * T;
+    size_t B = m->B, T = m->T, C = m->C, H = m->H, L = m->L, N = B * T;
     Params p = m->params;
     Acts acts = m->acts;
-    check_tokens(m->inputs, m->targets, B, T, m->V);
-    embed_forward(acts.x, m->inputs, p.wte, p.wpe, B, T, C);
-    for (size_t l = 0; l < m->L; l++) {
-        float *l_x = acts.x + l * N * C, *l_r = acts.r + l * N * C;
-        float *l_a = acts.a + l * N * H, *l_b = acts.b + l * N * H, *l_o = acts.o + l * N * H;
-        normalize_forward(l_r, l_x, N, C);
-        matmul_forward(l_a, l_r, p.right_w + l * H * C, p.right_b + l * H, N, C, H, 0);
-        matmul_forward(l_b, l_r, p.left_w + l * H * C, NULL, N, C, H, 0);
-        mix_forward(l_o, layer_saved(m, l), l_a, l_b, m->dacts.work, m->work_size, B, T, H,
-                    m->config.mix);
-        memcpy(l_x + N * C, l_x, N * C * sizeof(float)); // x = x + out(o)
-        matmul_forward(l_x + N * C, l_o, p.out_w + l * C * H, p.out_b + l * C, N, H, C, 1);
+    batch_check(&m->batch, m->V);
+    embed_forward(acts.x, m->batch.inputs, p.wte, p.wpe, B, T, C);
+    for (size_t l = 0; l < L; l++) {
+        Acts k = layer_acts(m, l);
+        float *next = k.x + N * C;
+        normalize_forward(k.r, k.x, N, C);
+        matmul_forward(k.a, k.r, p.right_w + l * H * C, p.right_b + l * H, N, C, H, 0);
+        matmul_forward(k.b, k.r, p.left_w + l * H * C, NULL, N, C, H, 0);
+        mix_forward(k.o, k.saved, k.a, k.b, m->dacts.work, m->work_size, B, T, H, m->config.mix);
+        memcpy(next, k.x, N * C * sizeof(float));
+        matmul_forward(next, k.o, p.out_w + l * C * H, p.out_b + l * C, N, H, C, 1);
     }
-    normalize_forward(acts.y, acts.x + m->L * N * C, N, C);
+    normalize_forward(acts.y, acts.x + L * N * C, N, C);
     matmul_forward(acts.logits, acts.y, p.head_w, NULL, N, C, m->V, 0);
-    m->loss = crossentropy_forward(acts.losses, m->predictions, acts.logits, m->targets, N, m->V);
+    m->loss = crossentropy(acts.losses, m->batch.predictions, NULL, acts.logits, m->batch.targets, N, m->V);
 }
 
 // model_zero_grad: clear the gradients of the parameters.
@@ -1069,91 +986,67 @@ static void model_zero_grad(Model *m)
 // model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
 static void model_backward(Model *m)
 {
-    size_t B = m->B, T = m->T, C = m->C, H = m->H, N = B * T;
+    size_t B = m->B, T = m->T, C = m->C, H = m->H, L = m->L, N = B * T;
     Params p = m->params, g = m->grads;
     Acts acts = m->acts;
     Dacts d = m->dacts;
-    crossentropy_backward(d.dlogits, acts.logits, m->targets, N, m->V);
+    crossentropy(acts.losses, m->batch.predictions, d.dlogits, acts.logits, m->batch.targets, N, m->V);
     matmul_backward(d.dr, g.head_w, NULL, d.dlogits, acts.y, p.head_w, N, C, m->V, 0);
     memset(d.dx, 0, N * C * sizeof(float));
-    normalize_backward(d.dx, d.dr, acts.x + m->L * N * C, N, C);
-    for (size_t l = m->L; l-- > 0;) {
-        float *l_x = acts.x + l * N * C, *l_r = acts.r + l * N * C;
-        float *l_a = acts.a + l * N * H, *l_b = acts.b + l * N * H, *l_o = acts.o + l * N * H;
+    normalize_backward(d.dx, d.dr, acts.x + L * N * C, N, C);
+    for (size_t l = L; l-- > 0;) {
+        Acts k = layer_acts(m, l);
         size_t w = l * H * C;
-        matmul_backward(d.d_o, g.out_w + w, g.out_b + l * C, d.dx, l_o, p.out_w + w, N, H, C, 0);
-        mix_backward(d.da, d.db, d.d_o, layer_saved(m, l), l_a, l_b, d.work, m->work_size, B, T, H,
-                     m->config.mix);
-        matmul_backward(d.dr, g.right_w + w, g.right_b + l * H, d.da, l_r, p.right_w + w, N, C, H,
-                        0);
-        matmul_backward(d.dr, g.left_w + w, NULL, d.db, l_r, p.left_w + w, N, C, H, 1);
-        normalize_backward(d.dx, d.dr, l_x, N,
-                           C); // the residual's dx stays, this adds the branch's
+        matmul_backward(d.d_o, g.out_w + w, g.out_b + l * C, d.dx, k.o, p.out_w + w, N, H, C, 0);
+        mix_backward(d.da, d.db, d.d_o, k.saved, k.a, k.b, d.work, m->work_size, B, T, H, m->config.mix);
+        matmul_backward(d.dr, g.right_w + w, g.right_b + l * H, d.da, k.r, p.right_w + w, N, C, H, 0);
+        matmul_backward(d.dr, g.left_w + w, NULL, d.db, k.r, p.left_w + w, N, C, H, 1);
+        normalize_backward(d.dx, d.dr, k.x, N, C); // adds to the residual's gradient
     }
-    embed_backward(g.wte, g.wpe, d.dx, m->inputs, B, T, C);
+    embed_backward(g.wte, g.wpe, d.dx, m->batch.inputs, B, T, C);
 }
 
-// model_decode: position t of D <= decode_B sequences: returns logits (D,V) for tokens (D), given
-// the positions 0..t-1 decoded before; t = 0 starts anew. Dies when t is past the T learned
-// positions.
+// model_decode: position t of D <= decode_B sequences: returns logits (D,V) for tokens (D), given the
+// positions 0..t-1 decoded before; t = 0 starts anew. Uses dacts as scratch. Dies when t is past the T
+// learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
-    size_t C = m->C, H = m->H, T = m->T, decode_B = m->decode_B;
+    size_t C = m->C, H = m->H, T = m->T;
     Params p = m->params;
-    Decoder d = m->decoder;
+    Dacts d = m->dacts;
     if (t >= T)
-        die(EXIT_USAGE,
-            "decoding: position %zu is past the %zu learned ones\n"
-            "hint: train on longer sequences",
-            t, T);
-    for (size_t i = 0; i < D; i++)
-        embed_forward(d.x + i * C, tokens + i, p.wte, p.wpe + t * C, 1, 1, C);
+        die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
+            "hint: train on longer sequences", t, T);
+    embed_forward(d.dx, tokens, p.wte, p.wpe + t * C, D, 1, C);
     for (size_t l = 0; l < m->L; l++) {
-        normalize_forward(d.r, d.x, D, C);
-        matmul_forward(d.a, d.r, p.right_w + l * H * C, p.right_b + l * H, D, C, H, 0);
-        matmul_forward(d.b, d.r, p.left_w + l * H * C, NULL, D, C, H, 0);
+        normalize_forward(d.dr, d.dx, D, C);
+        matmul_forward(d.da, d.dr, p.right_w + l * H * C, p.right_b + l * H, D, C, H, 0);
+        matmul_forward(d.db, d.dr, p.left_w + l * H * C, NULL, D, C, H, 0);
         for (size_t i = 0; i < D; i++) {
-            size_t at = l * decode_B + i;
-            State state = {d.max, d.sum, d.memory, d.var};
-            if (m->config.mix.model == QUADRATIC) {
-                state.memory += at * T * H;
-                state.var += at * T;
-            } else {
-                state.max += at * H;
-                state.sum += at * H;
-            }
-            mix_decode(d.o + i * H, state, d.a + i * H, d.b + i * H, d.work, t, H, m->config.mix);
+            State s = state_at(m->state, l * m->decode_B + i, T, H);
+            mix_decode(d.d_o + i * H, s, d.da + i * H, d.db + i * H, d.work, t, H, m->config.mix);
         }
-        matmul_forward(d.x, d.o, p.out_w + l * C * H, p.out_b + l * C, D, H, C, 1);
+        matmul_forward(d.dx, d.d_o, p.out_w + l * C * H, p.out_b + l * C, D, H, C, 1);
     }
-    normalize_forward(d.r, d.x, D, C);
-    matmul_forward(d.logits, d.r, p.head_w, NULL, D, C, m->V, 0);
-    return d.logits;
+    normalize_forward(d.dr, d.dx, D, C);
+    matmul_forward(d.dlogits, d.dr, p.head_w, NULL, D, C, m->V, 0);
+    return d.dlogits;
 }
 
 // ------------------------------------------------------------------------------------------------
 // [train] The loop: batches, updates, evaluation, checkpoints.  (shared)
 
-// load_batch: inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL.
-static void load_batch(Model *m, uint64_t stream, long number)
-{
-    task_batch(m->task, &m->config.task_options, m->config.training.seed, stream, (uint64_t)number,
-               m->B, m->inputs, m->targets);
-}
-
 // forward_backward: loss and gradients of training batch `step`; dies when the loss is not finite.
 static void forward_backward(Model *m, long step)
 {
-    load_batch(m, STREAM_TRAIN, step);
+    task_batch(m->task, &m->config.task_options, m->config.training.seed, STREAM_TRAIN, step, &m->batch);
     model_forward(m);
     training_stop_if_bad("loss", m->loss, step, &m->weights, &m->acts_arena);
     model_zero_grad(m);
     model_backward(m);
-#ifdef POISON // make debug
+    arena_check(&m->weights.grads);
     arena_check(&m->acts_arena);
     arena_check(&m->dacts_arena);
-    arena_check(&m->weights.grads);
-#endif
 }
 
 // train_step: one update on training batch `step`; row = what is logged. Accuracy is before the
@@ -1163,11 +1056,10 @@ static void train_step(Model *m, long step, LogRow *row)
     const Training *t = &m->config.training;
     double start = seconds_now();
     forward_backward(m, step);
-    double norm = gradient_norm(&m->weights.grads), clip = t->grad_clip,
-           lr = learning_rate(t, step);
+    double norm = gradient_norm(&m->weights.grads), clip = t->grad_clip, lr = learning_rate(t, step);
     training_stop_if_bad("gradient norm", norm, step, &m->weights, &m->acts_arena);
     adamw(&m->weights, t, lr, clip > 0 && norm > clip ? clip / norm : 1, step);
-    double acc = task_score(m->task, m->targets, m->predictions, m->B, m->T);
+    double acc = task_score(m->task, &m->batch, m->B);
     double ms = 1e3 * (seconds_now() - start);
     *row = (LogRow){step, "train", m->loss, acc, lr, norm, ms, 1e3 * (double)(m->B * m->T) / ms};
 }
@@ -1175,9 +1067,9 @@ static void train_step(Model *m, long step, LogRow *row)
 // evaluate: loss and accuracy on fresh sequences, each prediction given the true past.
 static LogRow evaluate(Model *m, long step)
 {
-    load_batch(m, STREAM_EVAL, 0);
+    task_batch(m->task, &m->config.task_options, m->config.training.seed, STREAM_EVAL, 0, &m->batch);
     model_forward(m);
-    double acc = task_score(m->task, m->targets, m->predictions, m->B, m->T);
+    double acc = task_score(m->task, &m->batch, m->B);
     return (LogRow){step, "val", m->loss, acc, 0, 0, 0, 0};
 }
 
@@ -1189,13 +1081,13 @@ static double greedy(Model *m)
     int *tokens = alloc_zero(D, sizeof(int), "tokens");
     for (size_t t = 0; t < T; t++) {
         for (size_t i = 0; i < D; i++)
-            tokens[i] = t < prompt ? m->inputs[i * T + t] : m->predictions[i * T + t - 1];
+            tokens[i] = t < prompt ? m->batch.inputs[i * T + t] : m->batch.predictions[i * T + t - 1];
         const float *logits = model_decode(m, tokens, t, D);
         for (size_t i = 0; i < D; i++)
-            m->predictions[i * T + t] = argmax(logits + i * m->V, m->V);
+            m->batch.predictions[i * T + t] = argmax(logits + i * m->V, m->V);
     }
     free(tokens);
-    return task_score(m->task, m->targets, m->predictions, D, T);
+    return task_score(m->task, &m->batch, D);
 }
 
 // train: take an allocated model through its configuration: start or resume, then evaluate, save
@@ -1204,18 +1096,16 @@ static void train(Model *m, const Options *options)
 {
     const Training *t = &m->config.training;
     const char *task = m->task->name, *model = model_name(&m->config);
-    const TaskShape shape = m->task->shape(&m->config.task_options);
     volatile sig_atomic_t *interrupted = training_interrupted();
     Log log;
     LogRow row = {0}, val = {0};
     char checkpoint[LOG_PATH];
     double train_ms = 0;
-    long step =
-        training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task, model);
+    long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task, model);
     const long first = step;
     if (t->dump) {
         forward_backward(m, 0);
-        dump_write(t->dump, m->inputs, m->targets, m->B, m->T, m->loss, &m->weights, &m->acts_arena,
+        dump_write(t->dump, m->batch.inputs, m->batch.targets, m->B, m->T, m->loss, &m->weights, &m->acts_arena,
                    options, ARCHITECTURE);
         if (t->steps == 0)
             return;
@@ -1239,17 +1129,14 @@ static void train(Model *m, const Options *options)
         log_row(&log, &row);
         log_progress(&log, &row, t->steps, left, (step + 1) % t->print_every == 0);
     }
-    double greedy_acc = m->decode_B ? greedy(m) : 0;
+    double greedy_acc = m->decode_B ? greedy(m) : -1;
     if (m->decode_B)
-        task_show(m->task, &m->config.task_options, m->inputs, m->predictions);
+        task_show(m->task, &m->config.task_options, m->batch.inputs, m->batch.predictions);
     if (*interrupted)
         log_line(&log, "interrupted: the same options with --out %s --resume go on\n", log.dir);
-    log_line(&log,
-             "RESULT task=%s model=%s %s=%d steps=%ld first_99=%ld accuracy=%.4f "
-             "greedy_accuracy=%.4f loss=%.6f ms_per_step=%.3f seconds=%.1f\n",
-             task, model, shape.size_name, shape.size, step, log.first_99, val.acc, greedy_acc,
-             val.loss, step > first ? train_ms / (double)(step - first) : 0,
-             seconds_now() - log.started);
+    TaskShape shape = m->task->shape(&m->config.task_options);
+    training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
+                    step > first ? train_ms / (double)(step - first) : 0);
     log_close(&log);
 }
 
@@ -1258,16 +1145,14 @@ static void train(Model *m, const Options *options)
 
 #define PAPER "--layers 12 --channels 192 --hidden 192 --batch-size 320 --lr 5e-4 --steps 2000"
 static const Preset PRESETS[] = {
-    {"main", "--string-size 32", "what `make run` runs: 32 letters on two cores"},
-    {"copy-s16", PAPER " --string-size 16", "the paper's model, Fig. 4"},
-    {"copy-s32", PAPER " --string-size 32", "the paper's model, Fig. 4"},
-    {"copy-s64", PAPER " --string-size 64", "the paper's model, Fig. 4"},
-    {"copy-s128", PAPER " --string-size 128", "the paper's model, Fig. 2, 3 and 4"},
-    {"copy-s256", PAPER " --string-size 256", "the paper's model, Fig. 4"},
-    {"state-expansion",
-     "--model linear --string-size 64 --layers 6 --channels 96 --hidden 384 --lr 1e-3 --steps 1500 "
-     "--batch-size 320",
-     "retrieval against the size of the state: vary --hidden from 96 to 1536"},
+    {"main", "--string-size 32", "`make run`: 32 letters on two cores"},
+    {"copy-s16", PAPER " --string-size 16", "the paper's model and task, Fig. 4"},
+    {"copy-s32", PAPER " --string-size 32", "the same, 32 letters"},
+    {"copy-s64", PAPER " --string-size 64", "the same, 64 letters"},
+    {"copy-s128", PAPER " --string-size 128", "the same, 128 letters: Fig. 2, 3 and 4"},
+    {"copy-s256", PAPER " --string-size 256", "the same, 256 letters"},
+    {"state-expansion", "--model linear --string-size 64 --layers 6 --channels 96 --hidden 384 "
+     "--steps 1500 --batch-size 320", "accuracy against state size: vary --hidden from 96 to 1536"},
     {NULL, NULL, NULL},
 };
 
@@ -1279,16 +1164,13 @@ static void config_options(Options *options, Config *c)
          "all pairs, or the factored sum"},
         {"causal", OPT_CHOICE, &c->mix.causal, "yes", 0, 0, "no|yes", DEFINES_MODEL, "no: BiRN"},
         {"prenorm", OPT_CHOICE, &c->mix.prenorm, "auto", 0, 0, "exact|approx|none|auto",
-         DEFINES_MODEL, "normalize pairs, sides or nothing; auto: exact, for linear approx"},
-        {"postnorm", OPT_CHOICE, &c->mix.postnorm, "yes", 0, 0, "no|yes", DEFINES_MODEL,
-         "normalize the sum"},
+         DEFINES_MODEL, "normalize pairs, sides, nothing; auto: exact, for linear approx"},
+        {"postnorm", OPT_CHOICE, &c->mix.postnorm, "yes", 0, 0, "no|yes", DEFINES_MODEL, "of the sum"},
         {"activation", OPT_CHOICE, &c->mix.activation, "exp", 0, 0, "exp|relu|elu|gelu",
          DEFINES_MODEL, "psi"},
         {"layers", OPT_INT, &c->layers, "2", 1, 1024, "L", DEFINES_MODEL, "blocks"},
-        {"channels", OPT_INT, &c->channels, "64", 1, 1 << 16, "C", DEFINES_MODEL,
-         "of the residual stream"},
-        {"hidden", OPT_INT, &c->hidden, "64", 1, 1 << 16, "H", DEFINES_MODEL,
-         "channels of the sum"},
+        {"channels", OPT_INT, &c->channels, "64", 1, 1 << 16, "C", DEFINES_MODEL, "of the stream"},
+        {"hidden", OPT_INT, &c->hidden, "64", 1, 1 << 16, "H", DEFINES_MODEL, "channels of the sum"},
     };
     task_options(options, &c->task, &c->task_options);
     options_add(options, rows, sizeof rows / sizeof *rows);
@@ -1302,23 +1184,17 @@ static void config_check(Config *c)
     if (mix->prenorm == AUTO)
         mix->prenorm = mix->model == LINEAR ? APPROX : EXACT;
     if (mix->model == LINEAR && mix->activation != EXP)
-        die(EXIT_USAGE,
-            "--model linear: expected --activation exp: only exp(a + b) factors into exp(a) "
+        die(EXIT_USAGE, "--model linear: expected --activation exp: only exp(a + b) factors into exp(a) "
             "exp(b)\nhint: --model quadratic takes every activation");
     if (mix->model == LINEAR && mix->prenorm == EXACT)
-        die(EXIT_USAGE,
-            "--model linear: expected --prenorm approx or none: exact normalizes every pair, so "
-            "the sum does not factor\nhint: --model quadratic takes exact");
+        die(EXIT_USAGE, "--model linear: expected --prenorm approx or none: exact normalizes every pair, "
+            "so the sum does not factor\nhint: --model quadratic takes exact");
     if (!mix->causal && TASKS[c->task].shape(&c->task_options).causal)
-        die(EXIT_USAGE,
-            "--causal no: the inputs of --task %s show its targets, and a bidirectional model "
-            "reads them\nhint: --causal yes",
-            TASKS[c->task].name);
+        die(EXIT_USAGE, "--causal no: the inputs of --task %s show its targets, and a bidirectional model "
+            "reads them\nhint: --causal yes", TASKS[c->task].name);
     if (mix->model == QUADRATIC && mix->prenorm == APPROX && c->hidden > 491)
-        die(EXIT_USAGE,
-            "--hidden %d: expected at most 491 for --model quadratic --prenorm approx, whose "
-            "sums reach exp(2 sqrt(hidden))\nhint: --model linear computes the same in log space",
-            c->hidden);
+        die(EXIT_USAGE, "--hidden %d: expected at most 491 for --model quadratic --prenorm approx, whose "
+            "sums reach exp(2 sqrt(hidden))\nhint: --model linear computes the same in log space", c->hidden);
     training_check(&c->training);
 }
 
@@ -1340,20 +1216,14 @@ int main(int argc, char **argv)
     static Model model;
     static Options options;
     config_options(&options, &config);
-    options_parse(
-        &options, PRESETS, argc, argv,
-        "train_causalrn: CausalRN on the CPU. Without options it learns to copy 16 letters.",
-        preset_cost);
+    options_parse(&options, PRESETS, argc, argv, "train_causalrn: CausalRN on the CPU. Without options: "
+                  "copying 16 letters.", preset_cost);
     config_check(&config);
     threads_set(config.training.threads);
     model_plan(&model, &config);
     options_print(stdout, "", &options);
-    printf(
-        "CausalRN: %zu parameters + %zu in embeddings, %.3g FLOPs a token, %.1f MiB, %zu threads "
-        "(%s)\n",
-        arena_elements(&model.weights.params, "wte,wpe"), (model.V + model.T) * model.C,
-        model_flops(&model) / (double)(model.B * model.T), (double)model_bytes(&model) / (1 << 20),
-        threads_count(), OPENMP_WORD);
+    training_print("CausalRN", &model.weights, "wte,wpe", model_flops(&model), model.B * model.T,
+                   model_bytes(&model));
     model_alloc(&model);
     train(&model, &options);
     model_free(&model);

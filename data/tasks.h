@@ -103,40 +103,66 @@ static inline void task_options(Options *options, int *task, TaskOptions *o)
     options_add(options, rows, sizeof rows / sizeof *rows);
 }
 
-// check_tokens: die over an input outside 0..V-1 or a target that is neither that nor IGNORE; (B,T)
-// each.
-static inline void check_tokens(const int *inputs, const int *targets, size_t B, size_t T, size_t V)
+// One batch: what the model reads, what it should say and what it says.
+typedef struct {
+    size_t B, T;
+    int *inputs, *targets, *predictions; // (B,T)
+} Batch;
+
+// batch_alloc: room for B sequences of T tokens.
+static inline void batch_alloc(Batch *batch, size_t B, size_t T)
 {
-    for (size_t i = 0; i < B * T; i++)
-        if (inputs[i] < 0 || (size_t)inputs[i] >= V)
-            die(EXIT_DATA, "batch row %zu, position %zu: expected a token from 0 to %zu, got %d",
-                i / T, i % T, V - 1, inputs[i]);
-        else if (targets[i] != IGNORE && (targets[i] < 0 || (size_t)targets[i] >= V))
-            die(EXIT_DATA,
-                "batch row %zu, position %zu: expected a target from 0 to %zu, or %d for none, got "
-                "%d",
-                i / T, i % T, V - 1, IGNORE, targets[i]);
+    batch->B = B;
+    batch->T = T;
+    batch->inputs = (int *)alloc_zero(size_mul(B, T, "batch"), sizeof(int), "batch");
+    batch->targets = (int *)alloc_zero(B * T, sizeof(int), "batch");
+    batch->predictions = (int *)alloc_zero(B * T, sizeof(int), "batch");
 }
 
-// task_batch: sequences number * B .. number * B + B - 1 of the stream family `stream`
-// (STREAM_TRAIN or STREAM_EVAL) under `seed`: inputs (B,T) =, targets (B,T) =. The result does not
-// depend on the threads.
-static inline void task_batch(const Task *task, const TaskOptions *options, uint64_t seed,
-                              uint64_t stream, uint64_t number, size_t B, int *inputs, int *targets)
+// batch_free: give the memory back.
+static inline void batch_free(Batch *batch)
 {
-    size_t T = task->shape(options).T;
+    free(batch->inputs);
+    free(batch->targets);
+    free(batch->predictions);
+}
+
+// batch_check: die over an input outside 0..V-1 or a target that is neither that nor IGNORE.
+static inline void batch_check(const Batch *batch, size_t V)
+{
+    size_t T = batch->T;
+    for (size_t i = 0; i < batch->B * T; i++) {
+        int input = batch->inputs[i], target = batch->targets[i];
+        if (input < 0 || (size_t)input >= V)
+            die(EXIT_DATA, "batch row %zu, position %zu: expected a token from 0 to %zu, got %d",
+                i / T, i % T, V - 1, input);
+        if (target != IGNORE && (target < 0 || (size_t)target >= V))
+            die(EXIT_DATA,
+                "batch row %zu, position %zu: expected a target from 0 to %zu or %d for none, got "
+                "%d",
+                i / T, i % T, V - 1, IGNORE, target);
+    }
+}
+
+// task_batch: fill inputs and targets with sequences number * B to number * B + B - 1 of the family
+// `stream` (STREAM_TRAIN or STREAM_EVAL) under `seed`. The result does not depend on the threads.
+static inline void task_batch(const Task *task, const TaskOptions *options, uint64_t seed,
+                              uint64_t stream, long number, Batch *batch)
+{
+    size_t B = batch->B, T = batch->T;
 #pragma omp parallel for
     for (size_t b = 0; b < B; b++)
-        task->fill(options, seed, stream + number * B + b, inputs + b * T, targets + b * T);
+        task->fill(options, seed, stream + (uint64_t)number * B + b, batch->inputs + b * T,
+                   batch->targets + b * T);
 }
 
-// task_score: mean score of B predicted sequences; predictions (B,T), targets (B,T).
-static inline double task_score(const Task *task, const int *targets, const int *predictions,
-                                size_t B, size_t T)
+// task_score: mean score of the first B predicted sequences.
+static inline double task_score(const Task *task, const Batch *batch, size_t B)
 {
     double sum = 0;
     for (size_t b = 0; b < B; b++)
-        sum += task->score(targets + b * T, predictions + b * T, T);
+        sum +=
+            task->score(batch->targets + b * batch->T, batch->predictions + b * batch->T, batch->T);
     return sum / (double)B;
 }
 

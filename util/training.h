@@ -9,6 +9,7 @@
 #include "log.h"
 #include "options.h"
 #include "tensors.h"
+#include "threads.h"
 #include <signal.h>
 
 #define CHECKPOINT_NAME "checkpoint.safetensors"
@@ -89,6 +90,21 @@ static inline void training_check(const Training *t)
         die(EXIT_USAGE, "--lr-min: expected at most --lr (%g), got %g", t->lr, t->lr_min);
 }
 
+// learning_rate: of update `step` (from 0): linear to lr over the first `warmup` updates, lr/warmup
+// at step 0; then constant, or half a cosine from lr to lr_min, which the last of `steps` updates
+// has.
+static inline double learning_rate(const Training *t, long step)
+{
+    if (step < t->warmup)
+        return t->lr * (double)(step + 1) / t->warmup;
+    if (t->schedule == CONSTANT)
+        return t->lr;
+    double span = (double)t->steps - 1 - t->warmup,
+           done = span > 0 ? (double)(step - t->warmup) / span : 1;
+    return t->lr_min +
+           (t->lr - t->lr_min) * 0.5 * (1 + cos(3.14159265358979323846 * (done < 1 ? done : 1)));
+}
+
 // What is trained: parameters, their gradients and the optimiser's moments, of one table.
 typedef struct {
     Arena params, grads, m, v;
@@ -124,6 +140,19 @@ static inline void weights_free(Weights *w)
     arena_free(&w->grads);
     arena_free(&w->m);
     arena_free(&w->v);
+}
+
+// training_print: the line that says what the run will cost: parameters (those named in
+// `embeddings` apart), FLOPs a step of `tokens` tokens, bytes to allocate, threads.
+static inline void training_print(const char *name, const Weights *w, const char *embeddings,
+                                  double flops, size_t tokens, size_t bytes)
+{
+    size_t all = arena_elements(&w->params, NULL), rest = arena_elements(&w->params, embeddings);
+    printf("%s: %zu parameters + %zu in embeddings, %.3g FLOPs a step, %.3g a token, %.1f MiB, %zu "
+           "threads (%s)\n",
+           name, rest, all - rest, flops, flops / (double)tokens, (double)bytes / (1 << 20),
+           threads_count(), OPENMP_WORD);
+    fflush(stdout);
 }
 
 // ---- files
@@ -282,6 +311,20 @@ static inline void training_stop_if_bad(const char *what, double value, long ste
         "smaller "
         "--lr, a longer --warmup or a smaller --grad-clip; the last checkpoint is good",
         step, what, value, name ? arenas[i - 1]->what : "none", name ? name : "", index);
+}
+
+// training_result: the RESULT line. first_99 is -1 if no training batch reached 99%; greedy < 0 if
+// the model does not decode.
+static inline void training_result(Log *log, const char *task, const char *model,
+                                   const char *size_name, int size, const LogRow *val,
+                                   double greedy, double ms_per_step)
+{
+    log_line(log, "RESULT task=%s model=%s %s=%d steps=%ld first_99=%ld accuracy=%.4f ", task,
+             model, size_name, size, val->step, log->first_99, val->acc);
+    if (greedy >= 0)
+        printf("greedy_accuracy=%.4f ", greedy);
+    printf("loss=%.6f ms_per_step=%.3f seconds=%.1f\n", val->loss, ms_per_step,
+           seconds_now() - log->started);
 }
 
 // training_interrupted: *it becomes 1 when Ctrl-C is pressed, once training_catch_interrupt was

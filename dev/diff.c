@@ -89,7 +89,7 @@ static void format_shape(char *text, size_t size, const size_t *shape, int ndim)
 // format_index: text (size) = element i of tensor e, as an index of each dimension.
 static void format_index(char *text, size_t size, const StEntry *e, size_t i)
 {
-    size_t index[ST_MAX_DIMS];
+    size_t index[ST_MAX_DIMS] = {0};
     for (int d = e->ndim - 1; d >= 0; d--) {
         index[d] = i % e->shape[d];
         i /= e->shape[d];

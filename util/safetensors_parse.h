@@ -119,10 +119,10 @@ static inline int st_peek(StParser *s)
     return s->p < s->end ? (unsigned char)*s->p : -1;
 }
 
-// st_unexpected: fail at the current character.
+// st_unexpected: fail at the current character, white space or not.
 static inline int st_unexpected(StParser *s, const char *wanted)
 {
-    int c = st_peek(s);
+    int c = s->p < s->end ? (unsigned char)*s->p : -1;
     size_t at = (size_t)(s->p - s->begin);
     if (c < 0)
         return st_fail(s->h, "bad JSON in the header; expected %s, got its end", wanted);

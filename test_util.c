@@ -141,7 +141,8 @@ static int empty_dir(const char *part)
             remove(in_dir(e->d_name));
             n++;
         }
-    closedir(d);
+    if (d)
+        closedir(d);
     return n;
 }
 

@@ -1,12 +1,7 @@
-// test_util.c: tests of util/ and of the tools in dev/ that users rely on.
+// test_safetensors.c: tests of util/safetensors.h and of dev/diff, which reads what it writes.
 //
-//     gcc -O2 -Wall -Wextra test_util.c -o build/test_util -lm && build/test_util
+//     gcc -O2 -Wall -Wextra test_safetensors.c -o build/test_safetensors -lm
 //
-// What must end in die() runs in a forked child whose output and exit code are looked at. Files are
-// written to a new directory under TMPDIR (default /tmp), which is removed at the end.
-//
-// [helpers]  children, files
-// [check]    the comparator
 // [parse]    headers that must be refused
 // [files]    whole files: round trips, damage, checksums, failing and killed saves
 // [diff]     dev/diff
@@ -16,109 +11,7 @@
 #define main diff_main // dev/diff's own
 #include "dev/diff.c"
 #undef main
-#include <dirent.h>
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
-
-// ----------------------------------------------------------------------------
-// [helpers]
-
-static char dir[1024]; // the temporary directory
-static pid_t owner;    // the process that removes it
-
-typedef struct {
-    int code;        // exit code, or -1 if a signal ended it
-    long peak_kib;   // peak memory
-    char text[8192]; // the beginning of what it wrote to stdout and stderr
-} Outcome;
-
-// run_child: fn(arg) in a child process; exit code 0 if it returns. SIGALRM ends a hanging one.
-static Outcome run_child(void (*fn)(void *), void *arg)
-{
-    Outcome out = {-1, 0, ""};
-    struct rusage usage;
-    int ends[2], status = 0;
-    size_t n = 0;
-    char rest[512];
-    fflush(stdout);
-    if (pipe(ends))
-        die(EXIT_FAIL, "pipe: %s", strerror(errno));
-    pid_t pid = fork();
-    if (pid < 0)
-        die(EXIT_FAIL, "fork: %s", strerror(errno));
-    if (pid == 0) {
-        alarm(60);
-        dup2(ends[1], 1);
-        dup2(ends[1], 2);
-        close(ends[0]);
-        close(ends[1]);
-        fn(arg);
-        fflush(stdout);
-        _exit(0);
-    }
-    close(ends[1]);
-    for (ssize_t k = 1; k > 0;) {
-        size_t room = sizeof out.text - 1 - n;
-        k = read(ends[0], room ? out.text + n : rest, room ? room : sizeof rest);
-        n += k > 0 && room ? (size_t)k : 0;
-    }
-    out.text[n] = 0;
-    close(ends[0]);
-    if (wait4(pid, &status, 0, &usage) == pid && WIFEXITED(status))
-        out.code = WEXITSTATUS(status);
-    out.peak_kib = usage.ru_maxrss;
-#ifdef __APPLE__
-    out.peak_kib /= 1024; // bytes there
-#endif
-    return out;
-}
-
-// expect_die: one check that fn(arg) ends in die(code) with a message that holds `substring`: one
-// line `error: ...`, then at most one line `hint: ...`, and nothing else.
-static int expect_die(void (*fn)(void *), void *arg, int code, const char *substring)
-{
-    Outcome out = run_child(fn, arg);
-    const char *line = strchr(out.text, '\n'), *last = strrchr(out.text, '\n');
-    int form = !strncmp(out.text, "error: ", 7) && last && !last[1];
-    if (form && line != last)
-        form = !strncmp(line + 1, "hint: ", 6) && strchr(line + 1, '\n') == last;
-    return CHECK(out.code == code && form && strstr(out.text, substring),
-                 "expected exit code %d and \"%s\", got %d and:\n%s", code, substring, out.code,
-                 out.text);
-}
-
-// in_dir: the path of `name` in the temporary directory; valid until the fourth later call.
-static char *in_dir(const char *name)
-{
-    static char paths[4][2048];
-    static int k;
-    k = (k + 1) % 4;
-    snprintf(paths[k], sizeof paths[k], "%s/%s", dir, name);
-    return paths[k];
-}
-
-// put_file: write n bytes to a file.
-static void put_file(const char *path, const void *data, size_t n)
-{
-    FILE *f = fopen(path, "wb");
-    if (!f || fwrite(data, 1, n, f) != n || fclose(f))
-        die(EXIT_FAIL, "%s: %s", path, strerror(errno));
-}
-
-// get_file: the n bytes of a file. To be freed.
-static unsigned char *get_file(const char *path, size_t *n)
-{
-    struct stat info;
-    FILE *f = fopen(path, "rb");
-    if (!f || fstat(fileno(f), &info))
-        die(EXIT_FAIL, "%s: %s", path, strerror(errno));
-    *n = (size_t)info.st_size;
-    unsigned char *data = (unsigned char *)alloc_zero(*n, 1, path);
-    if (fread(data, 1, *n, f) != *n || fclose(f))
-        die(EXIT_FAIL, "%s: %s", path, strerror(errno));
-    return data;
-}
+#include "dev/testing.h"
 
 // put_header: write a file with that header length, JSON and n_data zero bytes of data.
 static void put_header(const char *path, size_t length, const char *json, size_t n_data)
@@ -129,30 +22,6 @@ static void put_header(const char *path, size_t length, const char *json, size_t
     memcpy(all + 8, json, n);
     put_file(path, all, 8 + n + n_data);
     free(all);
-}
-
-// empty_dir: remove the files of the temporary directory whose name holds `part`; their number.
-static int empty_dir(const char *part)
-{
-    DIR *d = opendir(dir);
-    int n = 0;
-    for (struct dirent *e; d && (e = readdir(d));)
-        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") && strstr(e->d_name, part)) {
-            remove(in_dir(e->d_name));
-            n++;
-        }
-    if (d)
-        closedir(d);
-    return n;
-}
-
-// remove_dir: at the end, however it comes about, remove the temporary directory.
-static void remove_dir(void)
-{
-    if (getpid() != owner) // a child
-        return;
-    empty_dir("");
-    rmdir(dir);
 }
 
 // Things to run in a child.
@@ -166,70 +35,6 @@ static void verify_file(void *path)
     StFile *f = st_open((const char *)path);
     st_verify(f);
     st_close(f);
-}
-
-// ----------------------------------------------------------------------------
-// [check]
-
-static void test_check_comparator(void)
-{
-    enum { N = 1000 };
-    float ref[N], got[N], bad[] = {NAN, INFINITY, -INFINITY};
-    for (int i = 0; i < N; i++)
-        ref[i] = got[i] = 1e-12f * (float)sin(i + 1);
-    CHECK(compare(got, 4, ref, 4, N, BOUND_FORWARD_FP32, 0).ok, "equal arrays agree");
-    for (int i = 0; i < N; i++)
-        got[i] = ref[i] * 1.001f;
-    CHECK(!compare(got, 4, ref, 4, N, BOUND_GRAD_FP32, 0).ok, "1e-3 off in a tiny tensor");
-    CHECK(compare(got, 4, ref, 4, N, BOUND_GRAD_FP32, 1).ok, "noise beside a gradient of norm 1");
-    CHECK(!compare(got, 4, ref, 4, N, BOUND_GRAD_FP32, 1e-11).ok, "no noise beside one of 1e-11");
-    for (int i = 0; i < N; i++) { // a sum of 512 terms in two orders
-        float up = 0, down = 0;
-        for (int t = 0; t < 512; t++) {
-            up += (float)sin(i + 0.7 * t) + 0.5f;
-            down += (float)sin(i + 0.7 * (511 - t)) + 0.5f;
-        }
-        ref[i] = up;
-        got[i] = down;
-    }
-    CHECK(memcmp(ref, got, sizeof ref), "the two orders round differently");
-    CHECK(compare(got, 4, ref, 4, N, BOUND_FORWARD_FP32, 0).ok, "another order is no error");
-    for (int where = 0; where < N; where += N - 1)
-        for (int kind = 0; kind < 3; kind++)
-            for (int side = 0; side < 3; side++) { // one side, the other, both
-                memcpy(got, ref, sizeof ref);
-                float old = ref[where];
-                if (side != 1)
-                    got[where] = bad[kind];
-                if (side != 0)
-                    ref[where] = bad[kind];
-                Comparison c = compare(got, 4, ref, 4, N, 1e9, 0);
-                CHECK(!c.ok && !c.finite && c.worst == (size_t)where,
-                      "%g at %d, side %d: ok %d, worst %zu", (double)bad[kind], where, side, c.ok,
-                      c.worst);
-                ref[where] = old;
-            }
-}
-
-static void test_check_outliers(void)
-{
-    enum { N = 1000000 };
-    float *ref = (float *)alloc_zero(N, 4, "ref"), *got = (float *)alloc_zero(N, 4, "got");
-    CHECK(compare(got, 4, ref, 4, N, 1e-5, 0).ok, "zeros agree with zeros");
-    got[7] = 1e-30f;
-    Comparison c = compare(got, 4, ref, 4, N, 1e-5, 0);
-    CHECK(!c.ok && c.worst == 7, "anything differs from all zeros, worst %zu", c.worst);
-    for (int i = 0; i < N; i++)
-        ref[i] = got[i] = 1;
-    got[N - 2] = 1.009f; // hidden from the L2 norm
-    c = compare(got, 4, ref, 4, N, 1e-5, 0);
-    CHECK(c.rel_l2 < 1e-5 && !c.ok && c.worst == N - 2, "one outlier among %d is caught", N);
-    double x = 0.1; // float against double
-    float y = 0.1f;
-    CHECK(compare(&y, 4, &x, 8, 1, 1e-6, 0).ok && !compare(&y, 4, &x, 8, 1, 1e-9, 0).ok,
-          "float against double");
-    free(ref);
-    free(got);
 }
 
 // ----------------------------------------------------------------------------
@@ -837,7 +642,7 @@ static void save_forever(void *path)
     const size_t n = 12500000;
     float *w = (float *)alloc_zero(n, 4, "w");
     StFile *f = st_open((const char *)path);
-    int step = atoi(st_meta(f, "step"));
+    int step = (int)strtol(st_meta(f, "step"), NULL, 10);
     st_close(f);
     for (;;) {
         step++;
@@ -984,14 +789,7 @@ static void test_diff(void)
 
 int main(void)
 {
-    const char *tmp = getenv("TMPDIR");
-    snprintf(dir, sizeof dir, "%s/seqc-test-XXXXXX", tmp && *tmp ? tmp : "/tmp");
-    if (!mkdtemp(dir))
-        die(EXIT_DATA, "%s: cannot create a directory: %s\nhint: set TMPDIR", dir, strerror(errno));
-    owner = getpid();
-    atexit(remove_dir);
-    test_check_comparator();
-    test_check_outliers();
+    make_dir();
     test_safetensors_refused_headers();
     test_safetensors_escapes();
     test_safetensors_mutated_headers();

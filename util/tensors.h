@@ -160,15 +160,25 @@ static inline void arena_free(Arena *a)
     a->base = NULL;
 }
 
+// name_in_list: 1 if `name` is one of the words of a list like "wte,wpe" (NULL has none).
+static inline int name_in_list(const char *name, const char *list)
+{
+    for (size_t word; list; list = *list ? list + 1 : NULL) {
+        word = strcspn(list, ",");
+        if (word == strlen(name) && !strncmp(list, name, word))
+            return 1;
+        list += word;
+    }
+    return 0;
+}
+
 // arena_elements: number of elements in all tensors but those named in `except` (may be NULL), a
 // list like "wte,wpe".
 static inline size_t arena_elements(const Arena *a, const char *except)
 {
     size_t n = 0;
-    for (int i = 0; i < a->n; i++) {
-        const char *name = a->table[i].name, *at = except ? strstr(except, name) : NULL;
-        n += at && strchr(",", at[strlen(name)]) ? 0 : tensor_size(&a->table[i]);
-    }
+    for (int i = 0; i < a->n; i++)
+        n += name_in_list(a->table[i].name, except) ? 0 : tensor_size(&a->table[i]);
     return n;
 }
 

@@ -262,9 +262,13 @@ static inline const char *shape_text(const size_t *shape, int n, char *text, siz
 // read.
 static inline size_t arena_read(Arena *a, StFile *file, const char *path, const char *prefix)
 {
+    size_t read = 0;
     for (int i = 0; i < a->n; i++) {
         char name[LIST_NAME], want[128], got[256];
         const Tensor *t = &a->table[i];
+        if (!tensor_size(t)) // it does not exist, so list_add_arena has not saved it
+            continue;
+        read++;
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
         const StEntry *entry = st_find(file, name);
         if (!entry)
@@ -283,7 +287,7 @@ static inline size_t arena_read(Arena *a, StFile *file, const char *path, const 
         if (bad < n)
             die(EXIT_DATA, "%s: %s holds a NaN or Inf at element %zu", path, name, bad);
     }
-    return (size_t)a->n;
+    return read;
 }
 
 #endif

@@ -311,8 +311,8 @@ static void test_batch_text(void)
     Batch batch = copying_batch(16, 1, STREAM_TRAIN, 0, 1);
     memcpy(batch.predictions, batch.targets, batch.T * sizeof(int));
     Outcome out = run_child(show, &batch);
-    CHECK(!strcmp(out.text, "prompt  ^cxiynmyhmzczhszx|\ndecoded cxiynmyhmzczhszx$\n"), "shown:\n%s",
-          out.text);
+    const char *shown = "prompt  ^cxiynmyhmzczhszx|\ndecoded cxiynmyhmzczhszx$\n";
+    CHECK(!strcmp(out.text, shown), "expected\n%sgot\n%s", shown, out.text);
     batch_free(&batch);
 }
 

@@ -113,7 +113,7 @@ static inline unsigned char *get_file(const char *path, size_t *n)
     return data;
 }
 
-// remove_entry: one step of a walk that removes a tree from its leaves up; goes on whatever happens.
+// remove_entry: one step of a walk that removes a tree from its leaves up; it never stops.
 static inline int remove_entry(const char *path, const struct stat *info, int kind, struct FTW *at)
 {
     (void)info, (void)kind, (void)at;

@@ -676,7 +676,7 @@ static void taken(const char *out, int resume, int force, const char *expected)
 // not_taken: one check that --out ends with this exit code and a message that holds `part`.
 static void not_taken(const char *out, int force, int code, const char *part)
 {
-    Take take = {out, 0, force};
+    Take take = {out, force < 0, force > 0}; // force -1: resume
     expect_die(take_dir, &take, code, part);
 }
 
@@ -701,11 +701,13 @@ static void test_log_directories(void)
     taken("new", 1, 0, "new");
     taken("new", 0, 1, "new");
     CHECK(access(in_dir("new/x"), F_OK) == 0, "nothing was deleted");
+    not_taken("lost", -1, EXIT_DATA, "--out lost: expected the directory of a run to resume");
+    CHECK(access(in_dir("lost"), F_OK), "a run that is not there is not made by --resume");
     put_file(in_dir("file"), "x", 1);
-    for (int force = 0; force < 2; force++) {
+    for (int force = -1; force < 2; force++) {
         not_taken("file", force, EXIT_DATA, "--out file: expected a directory");
-        not_taken("file/run", force, EXIT_DATA, "--out file/run: cannot create the directory");
-        not_taken("/proc/seqc/run", force, EXIT_DATA, "--out /proc/seqc/run: cannot create");
+        not_taken("file/run", force, EXIT_DATA, "--out file/run: ");
+        not_taken("/proc/seqc/run", force, EXIT_DATA, "--out /proc/seqc/run: ");
     }
     if (geteuid() != 0) { // root may write anywhere
         chmod(in_dir("deep"), 0500);

@@ -78,6 +78,7 @@ static void test_tensors_layout(void)
         CHECK(arena_elements(&a, NULL) == 68 && arena_elements(&a, "wte") == 47 &&
                   arena_elements(&a, "wte,last") == 46 && arena_elements(&a, "none") == 68,
               "elements");
+        CHECK(arena_elements(&a, "w") == 38, "w is not wte: %zu", arena_elements(&a, "w"));
         CHECK(arena_elements(&a, "wte,w") == 17, "w beside wte: %zu", arena_elements(&a, "wte,w"));
         CHECK(arena_elements(&a, "at-last") == 68, "at-last is not last");
         CHECK(run_child(check_arena, &a).code == 0, "canaries of a new arena");

@@ -22,7 +22,7 @@
 // Sections: [mix] the layer above; [layers] matrix product, normalize, embedding, cross-entropy;
 // [optimizer] AdamW; [model] tensors, forward, backward, decoding; [train] the loop; [main] start.
 //
-// On two CPU cores (README.md has what was measured; the paper's figures: train_causalrn.cu):
+// On two CPU cores (measured: README.md; the paper's figures: train_causalrn.cu):
 //   ./train_causalrn                      copying 16 letters
 //   ./train_causalrn --preset main        copying 32 letters, `make run`
 //   ./train_causalrn --preset copy-s128   the paper's size, hours here: to compare with the GPU
@@ -246,8 +246,7 @@ static void quadratic_backward(float *da, float *db, const float *dout, Saved sa
     prepare(a_c, va, a, T, H, mix.prenorm);
     prepare(b_c, vb, b, T, H, mix.prenorm);
     memset(db, 0, T * H * sizeof(float));
-    memset(sum_N, 0, T * sizeof(float));
-    memset(sum_M, 0, T * sizeof(float));
+    memset(sum_N, 0, 2 * T * sizeof(float)); // and sum_M
     for (size_t u0 = 0; u0 < T; u0 += BLOCK) {
         size_t rows = T - u0 < BLOCK ? T - u0 : BLOCK, width = mix.causal ? u0 + rows : T;
         pair_rstd(r, a_c + u0 * H, va + u0, b_c, vb, rows, width, H, mix.prenorm);
@@ -525,9 +524,9 @@ static inline void gemm_pack(float *to, const float *x, size_t row, size_t col, 
                 to[i] = i0 + i < n ? x[(i0 + i) * row + k * col] : 0;
 }
 
-// gemm: out (M,N) = or, with accumulate, += x (M,K) y (K,N), where x[m,k] stands at m * x_row + k *
-// x_col and y[k,n] at k * y_row + n * y_col, so any of the two may be a transpose. Threads own
-// tiles of out, and the sum over K has one order, so the result does not depend on their number.
+// gemm: out (M,N) = or, with accumulate, += x (M,K) y (K,N); x[m,k] stands at m * x_row + k * x_col,
+// y[k,n] at k * y_row + n * y_col, so either may be a transpose. Threads own tiles of out, the sum over
+// K has one order: the result is the same for any number.
 static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const float *y,
                  size_t y_row, size_t y_col, size_t M, size_t N, size_t K, int accumulate)
 {
@@ -767,8 +766,7 @@ static void adamw(Weights *w, const Training *t, double lr, double grad_scale, l
 
 typedef struct {
     Mix mix;
-    int layers, channels, hidden;
-    int task;
+    int layers, channels, hidden, task;
     TaskOptions task_options;
     Training training;
 } Config;
@@ -919,7 +917,7 @@ static void model_forward(Model *m)
     embed_forward(acts.x, m->batch.inputs, p.wte, p.wpe, B, T, C);
     for (size_t l = 0; l < L; l++) {
         Acts k = layer_acts(m, l);
-        float *next = k.x + N * C;
+        float *next = k.x + N * C; // x of the layer after
         normalize_forward(k.r, k.x, N, C);
         matmul_forward(k.a, k.r, p.right_w + l * H * C, p.right_b + l * H, N, C, H, 0);
         matmul_forward(k.b, k.r, p.left_w + l * H * C, NULL, N, C, H, 0);
@@ -965,9 +963,8 @@ static void model_backward(Model *m)
     embed_backward(g.wte, g.wpe, d.dx, m->batch.inputs, B, T, C);
 }
 
-// model_decode: position t of D <= decode_B sequences: returns logits (D,V) for tokens (D), given
-// the positions before, decoded one by one; t = 0 starts anew. dacts is its scratch. Dies when t is
-// past the T learned positions.
+// model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, the positions before decoded
+// one by one; t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
     size_t C = m->C, H = m->H, T = m->T;
@@ -1024,8 +1021,7 @@ static void train_step(Model *m, long step, LogRow *row)
     forward_backward(m, step);
     double norm = gradient_norm(&m->weights.grads), lr = learning_rate(t, step);
     training_stop_if_bad("gradient norm", norm, step, &m->weights, &m->acts_arena);
-    int clip = t->grad_clip > 0 && norm > t->grad_clip;
-    adamw(&m->weights, t, lr, clip ? t->grad_clip / norm : 1, step);
+    adamw(&m->weights, t, lr, t->grad_clip > 0 ? fmin(1, t->grad_clip / norm) : 1, step);
     double acc = task_score(m->task, &m->batch, m->B);
     double ms = 1e3 * (seconds_now() - start);
     *row = (LogRow){step, "train", m->loss, acc, lr, norm, ms, 1e3 * (double)(m->B * m->T) / ms};
@@ -1036,12 +1032,10 @@ static LogRow evaluate(Model *m, long step)
 {
     load_batch(m, STREAM_EVAL, 0);
     model_forward(m);
-    double acc = task_score(m->task, &m->batch, m->B);
-    return (LogRow){step, "val", m->loss, acc, 0, 0, 0, 0};
+    return (LogRow){step, "val", m->loss, task_score(m->task, &m->batch, m->B), 0, 0, 0, 0};
 }
 
-// greedy: accuracy on the first decode_B sequences of the batch when the model, after the prompt,
-// reads its own output. Fills their predictions.
+// greedy: accuracy on decode_B sequences when, after the prompt, the model reads its own predictions.
 static double greedy(Model *m)
 {
     size_t prompt = m->task->shape(&m->config.task_options).prompt, T = m->T, D = m->decode_B;
@@ -1058,8 +1052,8 @@ static double greedy(Model *m)
     return task_score(m->task, &m->batch, D);
 }
 
-// train: take an allocated model through its configuration: start or resume, then evaluate, save
-// and update until the steps are done, --stop-at is reached or Ctrl-C is pressed. Prints RESULT.
+// train: take an allocated model through its configuration until the steps are done, --stop-at is
+// reached or Ctrl-C is pressed; evaluate, save and print RESULT.
 static void train(Model *m, const Options *options)
 {
     const Training *t = &m->config.training;
@@ -1113,16 +1107,19 @@ static void train(Model *m, const Options *options)
 // ------------------------------------------------------------------------------------------------
 // [main] Options, presets, start.
 
-#define PAPER "--layers 12 --channels 192 --hidden 192 --batch-size 320 --lr 5e-4 --steps 2000"
+#define BATCH_320 "--batch-size 320 --schedule constant "
+#define SIZE "--string-size "
+#define PAPER BATCH_320 "--layers 12 --channels 192 --hidden 192 --lr 5e-4 --steps 2000 " SIZE
 static const Preset PRESETS[] = {
-    {"main", "--string-size 32", "`make run`: 32 letters on two cores"},
-    {"copy-s16", PAPER " --string-size 16", "the paper's model and task, Fig. 4"},
-    {"copy-s32", PAPER " --string-size 32", "the same, 32 letters"},
-    {"copy-s64", PAPER " --string-size 64", "the same, 64 letters"},
-    {"copy-s128", PAPER " --string-size 128", "the same, 128 letters: Fig. 2, 3 and 4"},
-    {"copy-s256", PAPER " --string-size 256", "the same, 256 letters"},
-    {"state-expansion", "--model linear --string-size 64 --layers 6 --channels 96 --hidden 384 "
-     "--steps 1500 --batch-size 320", "accuracy against state size: vary --hidden from 96 to 1536"},
+    {"main", "--string-size 32 --channels 96 --hidden 96 --lr 1e-3 --schedule constant --steps 600",
+     "`make run`: 32 letters on two cores"},
+    {"copy-s16", PAPER "16", "the paper's model, Fig. 4"},
+    {"copy-s32", PAPER "32", "the paper's model, Fig. 4"},
+    {"copy-s64", PAPER "64", "the paper's model, Fig. 4"},
+    {"copy-s128", PAPER "128", "the paper's model, Fig. 2, 3 and 4"},
+    {"copy-s256", PAPER "256", "the paper's model, Fig. 4"},
+    {"state-expansion", BATCH_320 "--model linear --layers 6 --channels 96 --hidden 384 --lr 1e-3 "
+     "--steps 1500 --string-size 64", "accuracy against state: --hidden 96 to 1536"},
     {NULL, NULL, NULL},
 };
 
@@ -1140,7 +1137,7 @@ static void config_options(Options *options, Config *c)
          DEFINES_MODEL, "psi"},
         {"layers", OPT_INT, &c->layers, "2", 1, 1024, "L", DEFINES_MODEL, "blocks"},
         {"channels", OPT_INT, &c->channels, "64", 1, 1 << 16, "C", DEFINES_MODEL, "of the stream"},
-        {"hidden", OPT_INT, &c->hidden, "64", 1, 1 << 16, "H", DEFINES_MODEL, "of the sum"},
+        {"hidden", OPT_INT, &c->hidden, "256", 1, 1 << 16, "H", DEFINES_MODEL, "of the sum"},
     };
     task_options(options, &c->task, &c->task_options);
     options_add(options, rows, sizeof rows / sizeof *rows);
@@ -1163,8 +1160,8 @@ static void config_check(Config *c)
         die(EXIT_USAGE, "--causal no: the inputs of --task %s show its targets, a bidirectional "
             "model reads them\nhint: --causal yes", TASKS[c->task].name);
     if (mix->model == QUADRATIC && mix->prenorm == APPROX && c->hidden > 491)
-        die(EXIT_USAGE, "--hidden %d: expected at most 491 for --model quadratic --prenorm approx: sums "
-            "reach exp(2 sqrt(hidden))\nhint: --model linear has no such limit", c->hidden);
+        die(EXIT_USAGE, "--hidden %d: expected at most 491 for --model quadratic --prenorm approx: "
+            "its sums reach exp(2 sqrt(H))\nhint: --model linear has no such limit", c->hidden);
     training_check(&c->training);
 }
 

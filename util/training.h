@@ -33,10 +33,10 @@ static inline void training_options(Options *options, Training *t)
          "sequences in a batch"},
         {"steps", OPT_INT, &t->steps, "1000", 0, 1e9, "updates", DEFINES_TRAINING,
          "0: evaluate only, write no run"},
-        {"lr", OPT_REAL, &t->lr, "1e-3", 0, 1e30, "rate", DEFINES_TRAINING, "after warm-up"},
+        {"lr", OPT_REAL, &t->lr, "2e-3", 0, 1e30, "rate", DEFINES_TRAINING, "after warm-up"},
         {"warmup", OPT_INT, &t->warmup, "50", 0, 1e9, "updates", DEFINES_TRAINING,
          "linear warm-up, 0 = none"},
-        {"schedule", OPT_CHOICE, &t->schedule, "constant", 0, 0, "constant|cosine",
+        {"schedule", OPT_CHOICE, &t->schedule, "cosine", 0, 0, "constant|cosine",
          DEFINES_TRAINING, "after warm-up"},
         {"lr-min", OPT_REAL, &t->lr_min, "0", 0, 1e30, "rate", DEFINES_TRAINING,
          "the cosine's end"},
@@ -335,12 +335,14 @@ static inline volatile sig_atomic_t *training_interrupted(void)
     return &flag;
 }
 
+// training_on_interrupt: the handler of Ctrl-C.
 static inline void training_on_interrupt(int number)
 {
     (void)number;
     *training_interrupted() = 1;
 }
 
+// training_catch_interrupt: from now on Ctrl-C ends the run after its present step.
 static inline void training_catch_interrupt(void)
 {
     signal(SIGINT, training_on_interrupt);

@@ -524,9 +524,9 @@ static inline void gemm_pack(float *to, const float *x, size_t row, size_t col, 
                 to[i] = i0 + i < n ? x[(i0 + i) * row + k * col] : 0;
 }
 
-// gemm: out (M,N) = or, with accumulate, += x (M,K) y (K,N); x[m,k] is at m * x_row + k * x_col, y[k,n]
-// at k * y_row + n * y_col: either may be a transpose. Threads own tiles of out and a sum over K has
-// one order, so their number does not matter.
+// gemm: out (M,N) = or, with accumulate, += x (M,K) y (K,N). x[m,k] is at m * x_row + k * x_col and
+// y[k,n] at k * y_row + n * y_col: either may be a transpose. Threads own tiles of out, and a sum
+// over K has one order, so their number does not matter.
 static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const float *y,
                  size_t y_row, size_t y_col, size_t M, size_t N, size_t K, int accumulate)
 {
@@ -963,8 +963,8 @@ static void model_backward(Model *m)
     embed_backward(g.wte, g.wpe, d.dx, m->batch.inputs, B, T, C);
 }
 
-// model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, after positions 0..t-1 went
-// through it; t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
+// model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, after positions 0..t-1;
+// t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
     size_t C = m->C, H = m->H, T = m->T;

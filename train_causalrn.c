@@ -132,17 +132,15 @@ static inline void pair_row_backward(int activation, float *s1, float *s2, float
 // the row's variance; approx: normalize(x); none: x. var is 0 but for exact. y must not alias x.
 static void prepare(float *y, float *var, const float *x, size_t T, size_t H, int prenorm)
 {
-    for (size_t t = 0; t < T; t++) {
+    for (size_t t = 0; t < T; t++, x += H, y += H) {
+        float mean = 0;
         var[t] = 0;
-        if (prenorm == EXACT) {
-            float mean;
-            row_moments(x + t * H, H, &mean, &var[t]);
-            for (size_t h = 0; h < H; h++)
-                y[t * H + h] = x[t * H + h] - mean;
-        } else if (prenorm == APPROX)
-            normalize_row(y + t * H, x + t * H, H);
-        else
-            memcpy(y + t * H, x + t * H, H * sizeof(float));
+        if (prenorm == EXACT)
+            row_moments(x, H, &mean, &var[t]);
+        for (size_t h = 0; h < H; h++)
+            y[h] = x[h] - mean;
+        if (prenorm == APPROX)
+            normalize_row(y, y, H);
     }
 }
 
@@ -518,10 +516,16 @@ static inline void gemm_tile(float *restrict tile, const float *restrict x, cons
 static inline void gemm_pack(float *to, const float *x, size_t row, size_t col, size_t n, size_t K,
                              size_t width)
 {
-    for (size_t i0 = 0; i0 < n; i0 += width)
-        for (size_t k = 0; k < K; k++, to += width)
+    const float zero = 0;
+    for (size_t i0 = 0; i0 < n; i0 += width, to += width * K)
+        if (col == 1) // read along the contiguous side of x
             for (size_t i = 0; i < width; i++)
-                to[i] = i0 + i < n ? x[(i0 + i) * row + k * col] : 0;
+                for (size_t k = 0; k < K; k++)
+                    to[k * width + i] = i0 + i < n ? x[(i0 + i) * row + k] : zero;
+        else
+            for (size_t k = 0; k < K; k++)
+                for (size_t i = 0; i < width; i++)
+                    to[k * width + i] = i0 + i < n ? x[(i0 + i) * row + k * col] : zero;
 }
 
 // gemm: out (M,N) = or, with accumulate, += x (M,K) y (K,N). x[m,k] is at m * x_row + k * x_col and
@@ -1058,7 +1062,6 @@ static void train(Model *m, const Options *options)
 {
     const Training *t = &m->config.training;
     const char *task = m->task->name, *model = model_name(&m->config);
-    const Batch *b = &m->batch;
     volatile sig_atomic_t *interrupted = training_interrupted();
     Log log;
     LogRow row = {0}, val = {0};
@@ -1069,8 +1072,8 @@ static void train(Model *m, const Options *options)
     const long first = step;
     if (t->dump) {
         forward_backward(m, 0);
-        dump_write(t->dump, b->inputs, b->targets, m->B, m->T, m->loss, &m->weights, &m->acts_arena,
-                   options, ARCHITECTURE);
+        dump_write(t->dump, m->batch.inputs, m->batch.targets, m->B, m->T, m->loss, &m->weights,
+                   &m->acts_arena, options, ARCHITECTURE);
         if (t->steps == 0)
             return;
     }
@@ -1096,8 +1099,6 @@ static void train(Model *m, const Options *options)
     double greedy_acc = m->decode_B ? greedy(m) : -1;
     if (m->decode_B)
         task_show(m->task, &m->config.task_options, m->batch.inputs, m->batch.predictions);
-    if (*interrupted)
-        log_line(&log, "interrupted: the same options with --out %s --resume go on\n", log.dir);
     TaskShape shape = m->task->shape(&m->config.task_options);
     training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
                     step > first ? train_ms / (double)(step - first) : 0);
@@ -1108,16 +1109,15 @@ static void train(Model *m, const Options *options)
 // [main] Options, presets, start.
 
 #define BATCH_320 "--batch-size 320 --schedule constant "
-#define SIZE "--string-size "
-#define PAPER BATCH_320 "--layers 12 --channels 192 --hidden 192 --lr 5e-4 --steps 2000 " SIZE
+#define PAPER BATCH_320 "--layers 12 --channels 192 --hidden 192 --lr 5e-4 --steps 2000"
 static const Preset PRESETS[] = {
     {"main", "--string-size 32 --channels 96 --hidden 96 --lr 1e-3 --schedule constant --steps 600",
      "`make run`: 32 letters on two cores"},
-    {"copy-s16", PAPER "16", "the paper's model, Fig. 4"},
-    {"copy-s32", PAPER "32", "the paper's model, Fig. 4"},
-    {"copy-s64", PAPER "64", "the paper's model, Fig. 4"},
-    {"copy-s128", PAPER "128", "the paper's model, Fig. 2, 3 and 4"},
-    {"copy-s256", PAPER "256", "the paper's model, Fig. 4"},
+    {"copy-s16", PAPER " --string-size 16", "the paper's model, Fig. 4"},
+    {"copy-s32", PAPER " --string-size 32", "the paper's model, Fig. 4"},
+    {"copy-s64", PAPER " --string-size 64", "the paper's model, Fig. 4"},
+    {"copy-s128", PAPER " --string-size 128", "the paper's model, Fig. 2, 3 and 4"},
+    {"copy-s256", PAPER " --string-size 256", "the paper's model, Fig. 4"},
     {"state-expansion", BATCH_320 "--model linear --layers 6 --channels 96 --hidden 384 --lr 1e-3 "
      "--steps 1500 --string-size 64", "accuracy against state: --hidden 96 to 1536"},
     {NULL, NULL, NULL},

@@ -23,8 +23,7 @@
 // [optimizer] AdamW; [model] tensors, forward, backward, decoding; [train] the loop; [main] start.
 //
 // On two CPU cores (measured: README.md; the paper's figures: train_causalrn.cu):
-//   ./train_causalrn                      copying 16 letters
-//   ./train_causalrn --preset main        copying 32 letters, `make run`
+//   ./train_causalrn                      copying 16 letters; --preset main: 32, `make run`
 //   ./train_causalrn --preset copy-s128   the paper's size, hours here: to compare with the GPU
 //
 // Differences from the paper and its code: eps 1e-8 is inside the root of every normalize (theirs:
@@ -535,7 +534,7 @@ static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const f
                  size_t y_row, size_t y_col, size_t M, size_t N, size_t K, int accumulate)
 {
     size_t m_blocks = (M + MC - 1) / MC, n_blocks = (N + NC - 1) / NC;
-#pragma omp parallel for schedule(static) if (M * N * K > 65536)
+#pragma omp parallel for schedule(static) if (M * N * K > 1 << 20)
     for (size_t block = 0; block < m_blocks * n_blocks; block++) {
         _Alignas(64) float xs[MC * KC], ys[NR * KC], tile[MR * NR];
         size_t m0 = block / n_blocks * MC, m1 = m0 + MC < M ? m0 + MC : M;
@@ -644,7 +643,7 @@ static void normalize_row_backward(float *dx, const float *dout, const float *x,
 // normalize_forward: out (N,C) = normalize_row of every row of x (N,C).
 static void normalize_forward(float *out, const float *x, size_t N, size_t C)
 {
-#pragma omp parallel for
+#pragma omp parallel for if (N * C > 65536)
     for (size_t n = 0; n < N; n++)
         normalize_row(out + n * C, x + n * C, C);
 }
@@ -652,7 +651,7 @@ static void normalize_forward(float *out, const float *x, size_t N, size_t C)
 // normalize_backward: dx (N,C) += from dout (N,C) and the forward's x (N,C).
 static void normalize_backward(float *dx, const float *dout, const float *x, size_t N, size_t C)
 {
-#pragma omp parallel for
+#pragma omp parallel for if (N * C > 65536)
     for (size_t n = 0; n < N; n++)
         normalize_row_backward(dx + n * C, dout + n * C, x + n * C, C, 1);
 }
@@ -661,7 +660,7 @@ static void normalize_backward(float *dx, const float *dout, const float *x, siz
 static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
                           size_t B, size_t T, size_t C)
 {
-#pragma omp parallel for
+#pragma omp parallel for if (B * T * C > 65536)
     for (size_t i = 0; i < B * T; i++)
         for (size_t c = 0; c < C; c++)
             out[i * C + c] = wte[(size_t)tokens[i] * C + c] + wpe[i % T * C + c];
@@ -703,15 +702,16 @@ static double crossentropy(float *losses, int *predictions, float *dlogits, cons
 #pragma omp parallel for
     for (size_t n = 0; n < N; n++) {
         const float *x = logits + n * V, zero = 0, one = 1;
-        float *dx = dlogits + n * V;
-        double sum = 0;
         int target = targets[n], top = predictions[n] = argmax(x, V);
+        double sum = 0;
         for (size_t i = 0; i < V; i++)
             sum += exp_ps(x[i] - x[top]);
         losses[n] = target == IGNORE ? 0 : log(sum) + x[top] - x[target];
         const float scale = target == IGNORE ? zero : one / (sum * count);
         for (size_t i = 0; dlogits && i < V; i++)
-            dx[i] = scale * exp_ps(x[i] - x[top]) - ((int)i == target ? one / count : zero);
+            dlogits[n * V + i] = scale * exp_ps(x[i] - x[top]);
+        if (dlogits && target != IGNORE)
+            dlogits[n * V + target] -= one / count;
     }
     for (size_t n = 0; n < N; n++)
         total += losses[n];
@@ -971,9 +971,9 @@ static void model_backward(Model *m)
 // t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
-    size_t C = m->C, H = m->H, T = m->T;
-    Params p = m->params;
-    Dacts d = m->dacts;
+    const size_t C = m->C, H = m->H, T = m->T;
+    const Params p = m->params;
+    const Dacts d = m->dacts;
     if (t >= T)
         die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
             "hint: train on longer sequences", t, T);
@@ -982,9 +982,11 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
         normalize_forward(d.dr, d.dx, D, C);
         matmul_forward(d.da, d.dr, p.right_w + l * H * C, p.right_b + l * H, D, C, H, 0);
         matmul_forward(d.db, d.dr, p.left_w + l * H * C, NULL, D, C, H, 0);
+#pragma omp parallel for
         for (size_t i = 0; i < D; i++) {
+            float *work = d.work + threads_index() * m->work_size;
             State s = state_at(m->state, l * m->decode_B + i, T, H);
-            mix_decode(d.d_o + i * H, s, d.da + i * H, d.db + i * H, d.work, t, H, m->config.mix);
+            mix_decode(d.d_o + i * H, s, d.da + i * H, d.db + i * H, work, t, H, m->config.mix);
         }
         matmul_forward(d.dx, d.d_o, p.out_w + l * C * H, p.out_b + l * C, D, H, C, 1);
     }

@@ -699,7 +699,7 @@ static double crossentropy(float *losses, int *predictions, float *dlogits, cons
 #pragma omp parallel for
     for (size_t n = 0; n < N; n++) {
         const float *x = logits + n * V, zero = 0, one = 1;
-        float *dx = dlogits + n * V;
+        float *dx = dlogits ? dlogits + n * V : NULL;
         double sum = 0;
         int target = targets[n], top = predictions[n] = argmax(x, V);
         for (size_t i = 0; i < V; i++)

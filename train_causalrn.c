@@ -69,7 +69,7 @@ static inline float psi(int activation, float z, float *slope)
     float e;
     switch (activation) {
     case EXP: return *slope = exp_ps(z);
-    case RELU: *slope = z > zero ? one : zero; return z > zero ? z : zero;
+    case RELU: *slope = z > zero ? one : zero; return z < zero ? zero : z; // keeps NaN
     case ELU:
         e = exp_ps(z);
         *slope = z > zero ? one : e;

@@ -19,7 +19,7 @@
 //   Linear CausalRN     S_t = S_{t-1} + diag(exp(b_t))    out_t = S_t exp(a_t)
 //
 // Letters: the paper's d_e is C (channels), d_h is H (hidden), its indices i and j are v and u.
-// Sections: [mix] the layer above; [layers] matrix product, normalize, embedding, cross-entropy;
+// Sections: [mix] this layer; [layers] matrix product, normalize, embedding, cross-entropy;
 // [optimizer] AdamW; [model] tensors, forward, backward, decoding; [train] the loop; [main] start.
 //
 // On two CPU cores (measured: README.md; the paper's figures: train_causalrn.cu):
@@ -735,31 +735,28 @@ static double gradient_norm(const Arena *grads)
     return sqrt(sum);
 }
 
-// adamw: one update of every tensor, gradients first multiplied by grad_scale (clipping):
+// adamw: one update of every tensor; gradients are first multiplied by grad_scale (clipping):
 //   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,
-//   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p),  n =
-//   step + 1.
-// Moments below 1e-30 become 0: under eps they move nothing, and denormal numbers are slow.  [arXiv
-// 1711.05101]
+//   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p), n = step + 1
+// Moments below 1e-30 become 0: they move nothing and denormals are slow.  [arXiv 1711.05101]
 static void adamw(Weights *w, const Training *t, double lr, double grad_scale, long step)
 {
     const float beta1 = t->beta1, beta2 = t->beta2, rest1 = 1 - t->beta1, rest2 = 1 - t->beta2;
-    const float over_c1 = 1 / (1 - pow(t->beta1, (double)step + 1)), tiny = 1e-30, zero = 0;
-    const float over_c2 = 1 / (1 - pow(t->beta2, (double)step + 1)), eps = t->adam_eps,
-                scale = grad_scale;
+    const float over_c1 = 1 / (1 - pow(t->beta1, (double)step + 1)), eps = t->adam_eps;
+    const float over_c2 = 1 / (1 - pow(t->beta2, (double)step + 1)), scale = grad_scale;
+    const float tiny = 1e-30, zero = 0;
     for (int k = 0; k < w->params.n; k++) {
         const Tensor *row = &w->params.table[k];
         const float rate = lr * row->lr_scale, decay = row->decay ? t->weight_decay : 0;
         const float *g = arena_data(&w->grads, k);
-        float *p = arena_data(&w->params, k), *m_k = arena_data(&w->m, k),
-              *v_k = arena_data(&w->v, k);
+        float *p = arena_data(&w->params, k), *m = arena_data(&w->m, k), *v = arena_data(&w->v, k);
         size_t n = tensor_size(row);
 #pragma omp parallel for simd if (n > 65536)
         for (size_t i = 0; i < n; i++) {
             float g_i = scale * g[i];
-            float m_i = beta1 * m_k[i] + rest1 * g_i, v_i = beta2 * v_k[i] + rest2 * g_i * g_i;
-            m_k[i] = m_i = fabs(m_i) < tiny ? zero : m_i;
-            v_k[i] = v_i = v_i < tiny ? zero : v_i;
+            float m_i = beta1 * m[i] + rest1 * g_i, v_i = beta2 * v[i] + rest2 * g_i * g_i;
+            m[i] = m_i = fabs(m_i) < tiny ? zero : m_i;
+            v[i] = v_i = v_i < tiny ? zero : v_i;
             p[i] -= rate * (m_i * over_c1 / (sqrt(v_i * over_c2) + eps) + decay * p[i]);
         }
     }

@@ -736,8 +736,8 @@ static double gradient_norm(const Arena *grads)
 }
 
 // adamw: one update of every tensor; gradients are first multiplied by grad_scale (clipping):
-//   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,
-//   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p), n = step + 1
+//   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  n = step + 1,
+//   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p)
 // Moments below 1e-30 become 0: they move nothing and denormals are slow.  [arXiv 1711.05101]
 static void adamw(Weights *w, const Training *t, double lr, double grad_scale, long step)
 {

@@ -592,20 +592,20 @@ static void matmul_backward(float *dinp, float *dweight, float *dbias, const flo
     }
 }
 
-// row_moments: mean and biased variance of x (n). The mean is taken about x[0], so that a constant
-// row has variance exactly 0.
+// row_moments: mean and biased variance of x (n), summed in double: one value of 1e4 must not drown
+// the others. The mean is taken about x[0], so that a constant row has variance exactly 0.
 static void row_moments(const float *x, size_t n, float *mean, float *var)
 {
-    float sum = 0, squares = 0, first = x[0];
+    double sum = 0, squares = 0, first = x[0];
 #pragma omp simd reduction(+ : sum)
     for (size_t i = 0; i < n; i++)
         sum += x[i] - first;
-    const float m = first + sum / n;
+    const float m = first + sum / (double)n;
 #pragma omp simd reduction(+ : squares)
     for (size_t i = 0; i < n; i++)
         squares += (x[i] - m) * (x[i] - m);
     *mean = m;
-    *var = squares / n;
+    *var = squares / (double)n;
 }
 
 // normalize_row: out (n) = (x - mean) / sqrt(var + 1e-8); biased variance, nothing learned. out may

@@ -1,176 +1,23 @@
-// test_util.c: tests of util/ and of the tools in dev/ that users rely on.
+// test_util.c: tests of util/: check.h, rng.h, options.h, log.h. The others: test_tensors.c,
+// test_safetensors.c.
 //
 //     gcc -O2 -Wall -Wextra test_util.c -o build/test_util -lm && build/test_util
 //
-// What must end in die() runs in a forked child whose output and exit code are looked at. Files are
-// written to a new directory under TMPDIR (default /tmp), which is removed at the end.
-//
-// [helpers]  children, files
 // [check]    the comparator
-// [parse]    headers that must be refused
-// [files]    whole files: round trips, damage, checksums, failing and killed saves
-// [diff]     dev/diff
+// [rng]      fixed values, uniformity, streams
+// [options]  the command line: what is refused and how, presets
+// [log]      run directories, log.csv, its lock
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#define main diff_main // dev/diff's own
-#include "dev/diff.c"
-#undef main
-#include <dirent.h>
-#include <signal.h>
-#include <sys/resource.h>
-#include <sys/wait.h>
+#include "data/tasks.h"
+#include "dev/testing.h"
+#include "util/training.h"
 
-// ----------------------------------------------------------------------------
-// [helpers]
-
-static char dir[1024]; // the temporary directory
-static pid_t owner;    // the process that removes it
-
-typedef struct {
-    int code;        // exit code, or -1 if a signal ended it
-    long peak_kib;   // peak memory
-    char text[8192]; // the beginning of what it wrote to stdout and stderr
-} Outcome;
-
-// run_child: fn(arg) in a child process; exit code 0 if it returns. SIGALRM ends a hanging one.
-static Outcome run_child(void (*fn)(void *), void *arg)
-{
-    Outcome out = {-1, 0, ""};
-    struct rusage usage;
-    int ends[2], status = 0;
-    size_t n = 0;
-    char rest[512];
-    fflush(stdout);
-    if (pipe(ends))
-        die(EXIT_FAIL, "pipe: %s", strerror(errno));
-    pid_t pid = fork();
-    if (pid < 0)
-        die(EXIT_FAIL, "fork: %s", strerror(errno));
-    if (pid == 0) {
-        alarm(60);
-        dup2(ends[1], 1);
-        dup2(ends[1], 2);
-        close(ends[0]);
-        close(ends[1]);
-        fn(arg);
-        fflush(stdout);
-        _exit(0);
-    }
-    close(ends[1]);
-    for (ssize_t k = 1; k > 0;) {
-        size_t room = sizeof out.text - 1 - n;
-        k = read(ends[0], room ? out.text + n : rest, room ? room : sizeof rest);
-        n += k > 0 && room ? (size_t)k : 0;
-    }
-    out.text[n] = 0;
-    close(ends[0]);
-    if (wait4(pid, &status, 0, &usage) == pid && WIFEXITED(status))
-        out.code = WEXITSTATUS(status);
-    out.peak_kib = usage.ru_maxrss;
-#ifdef __APPLE__
-    out.peak_kib /= 1024; // bytes there
-#endif
-    return out;
-}
-
-// expect_die: one check that fn(arg) ends in die(code) with a message that holds `substring`: one
-// line `error: ...`, then at most one line `hint: ...`, and nothing else.
-static int expect_die(void (*fn)(void *), void *arg, int code, const char *substring)
-{
-    Outcome out = run_child(fn, arg);
-    const char *line = strchr(out.text, '\n'), *last = strrchr(out.text, '\n');
-    int form = !strncmp(out.text, "error: ", 7) && last && !last[1];
-    if (form && line != last)
-        form = !strncmp(line + 1, "hint: ", 6) && strchr(line + 1, '\n') == last;
-    return CHECK(out.code == code && form && strstr(out.text, substring),
-                 "expected exit code %d and \"%s\", got %d and:\n%s", code, substring, out.code,
-                 out.text);
-}
-
-// in_dir: the path of `name` in the temporary directory; valid until the fourth later call.
-static char *in_dir(const char *name)
-{
-    static char paths[4][2048];
-    static int k;
-    k = (k + 1) % 4;
-    snprintf(paths[k], sizeof paths[k], "%s/%s", dir, name);
-    return paths[k];
-}
-
-// put_file: write n bytes to a file.
-static void put_file(const char *path, const void *data, size_t n)
-{
-    FILE *f = fopen(path, "wb");
-    if (!f || fwrite(data, 1, n, f) != n || fclose(f))
-        die(EXIT_FAIL, "%s: %s", path, strerror(errno));
-}
-
-// get_file: the n bytes of a file. To be freed.
-static unsigned char *get_file(const char *path, size_t *n)
-{
-    struct stat info;
-    FILE *f = fopen(path, "rb");
-    if (!f || fstat(fileno(f), &info))
-        die(EXIT_FAIL, "%s: %s", path, strerror(errno));
-    *n = (size_t)info.st_size;
-    unsigned char *data = (unsigned char *)alloc_zero(*n, 1, path);
-    if (fread(data, 1, *n, f) != *n || fclose(f))
-        die(EXIT_FAIL, "%s: %s", path, strerror(errno));
-    return data;
-}
-
-// put_header: write a file with that header length, JSON and n_data zero bytes of data.
-static void put_header(const char *path, size_t length, const char *json, size_t n_data)
-{
-    size_t n = strlen(json);
-    char *all = (char *)alloc_zero(8 + n + n_data, 1, path);
-    memcpy(all, &length, 8);
-    memcpy(all + 8, json, n);
-    put_file(path, all, 8 + n + n_data);
-    free(all);
-}
-
-// empty_dir: remove the files of the temporary directory whose name holds `part`; their number.
-static int empty_dir(const char *part)
-{
-    DIR *d = opendir(dir);
-    int n = 0;
-    for (struct dirent *e; d && (e = readdir(d));)
-        if (strcmp(e->d_name, ".") && strcmp(e->d_name, "..") && strstr(e->d_name, part)) {
-            remove(in_dir(e->d_name));
-            n++;
-        }
-    if (d)
-        closedir(d);
-    return n;
-}
-
-// remove_dir: at the end, however it comes about, remove the temporary directory.
-static void remove_dir(void)
-{
-    if (getpid() != owner) // a child
-        return;
-    empty_dir("");
-    rmdir(dir);
-}
-
-// Things to run in a child.
-static void open_file(void *path)
-{
-    st_close(st_open((const char *)path));
-}
-
-static void verify_file(void *path)
-{
-    StFile *f = st_open((const char *)path);
-    st_verify(f);
-    st_close(f);
-}
-
-// ----------------------------------------------------------------------------
+// ------------------------------------------------------------------------------------------------
 // [check]
 
+// test_check_comparator: what agrees and what does not; NaN and Inf on either side never do.
 static void test_check_comparator(void)
 {
     enum { N = 1000 };
@@ -211,6 +58,7 @@ static void test_check_comparator(void)
             }
 }
 
+// test_check_outliers: all zeros, one bad value among a million, float against double.
 static void test_check_outliers(void)
 {
     enum { N = 1000000 };
@@ -232,780 +80,682 @@ static void test_check_outliers(void)
     free(got);
 }
 
-// ----------------------------------------------------------------------------
-// [parse]
+// ------------------------------------------------------------------------------------------------
+// [rng]
 
-static const char good_json[] =
-    "{\"__metadata__\":{\"k\":\"v\"},"
-    "\"w\":{\"dtype\":\"F32\",\"shape\":[2,3],\"data_offsets\":[0,24]},"
-    "\"i\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[24,32]}}  ";
-
-// parse: st_parse of a copy of json (n) in a block of exactly that size, in a file with `data`
-// bytes of data. The error, empty if none, lies in h->error; nothing else of h may be used.
-static const char *parse(const char *json, size_t n, size_t data, StHeader *h)
-{
-    char *copy = (char *)memcpy(alloc_zero(n, 1, "json"), json, n);
-    if (!st_parse(copy, n, 8 + n + data, h)) {
-        st_header_free(h);
-        h->error[0] = 0;
-    }
-    free(copy);
-    return h->error;
-}
-
-// parse_text: the same for a whole string.
-static const char *parse_text(const char *json, size_t data, StHeader *h)
-{
-    return parse(json, strlen(json), data, h);
-}
-
-static void test_safetensors_refused_headers(void)
-{
-#define W(fields) "{\"w\":{" fields "}}"
-#define F32(shape, offsets) "\"dtype\":\"F32\",\"shape\":" shape ",\"data_offsets\":" offsets
-    static const struct {
-        const char *json;
-        size_t data;
-        const char *message; // NULL: fine
-    } cases[] = {
-        {good_json, 32, NULL},
-        {"{}", 0, NULL},
-        {"{ }\t\r\n ", 0, NULL},
-        {"{\"__metadata__\":{}}", 0, NULL},
-        {W(F32("[]", "[0,4]")), 4, NULL},
-        {W(F32("[0,7]", "[0,0]")), 0, NULL},
-        {W(F32("[1,1,1,1,1,1,1,1]", "[0,4]")), 4, NULL},
-        {W("\"data_offsets\":[0,3],\"shape\":[6],\"dtype\":\"F4\""), 3, NULL},
-        {"{\"b\":{" F32("[1]", "[4,8]") "},\"a\":{" F32("[1]", "[0,4]") "}}", 8, NULL},
-        {"{\"\\u00e9\\ud83d\\ude00\\\"\\\\\\/\\b\\f\\n\\r\\t\":{" F32("[]", "[0,4]") "}}", 4, NULL},
-        {good_json, 31, "file is cut short; expected"},
-        {good_json, 33, "file is too long; expected"},
-        {"", 0, "header length; expected 1 to"},
-        {" {}", 0, "expected '{', got ' '"},
-        {"{}x", 0, "expected only spaces after the last '}', got 'x'"},
-        {"{}{}", 0, "only spaces"},
-        {"[]", 0, "expected '{', got '['"},
-        {"{", 0, "got its end"},
-        {"{\"w", 0, "end of a string"},
-        {"{\"w\"", 0, "expected ':'"},
-        {"{\"w\":", 0, "expected a tensor's '{'"},
-        {"{\"w\":{}}", 0, "expected a string"},
-        {"{,}", 0, "expected a string"},
-        {"{\"__metadata__\":{},}", 0, "expected a string"},
-        {"{\"__metadata__\":{\"a\":1}}", 0, "expected a string, got '1'"},
-        {"{\"__metadata__\":{\"a\":{}}}", 0, "expected a string, got '{'"},
-        {"{\"__metadata__\":null}", 0, "expected the '{' of __metadata__"},
-        {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "got it twice"},
-        {"{\"__metadata__\":{\"a\":\"\",\"b\":\"\",\"a\":\"\"}}", 0, "metadata \"a\"; expected"},
-        {"{\"w\":{" F32("[]", "[0,4]") "},\"w\":{" F32("[]", "[4,8]") "}}", 8, "\"w\"; expected"},
-        {"{\"w\":{" F32("[]", "[0,4]") "},\"\\u0077\":{" F32("[]", "[4,8]") "}}", 8, "it twice"},
-        {W("\"dtype\":\"F33\",\"shape\":[],\"data_offsets\":[0,4]"), 4, "got F33"},
-        {W("\"dtype\":3,\"shape\":[],\"data_offsets\":[0,4]"), 4, "expected a string"},
-        {W("\"dtype\":\"F32\",\"dtype\":\"F32\""), 4, "got dtype twice"},
-        {W("\"dtype\":\"F32\",\"shape\":[]"), 4, "2 data_offsets, got fewer"},
-        {W("\"dtype\":\"F32\",\"strides\":[]"), 4, "got strides"},
-        {W(F32("[]", "[0]")), 4, "2 data_offsets"},
-        {W(F32("[]", "[0,4,8]")), 4, "at most 2, got more"},
-        {W(F32("[1,1,1,1,1,1,1,1,1]", "[0,4]")), 4, "at most 8, got more"},
-        {W(F32("[-1]", "[0,4]")), 4, "number of 0 or more, got '-'"},
-        {W(F32("[1.0]", "[0,4]")), 4, "got '.'"},
-        {W(F32("[1e3]", "[0,4]")), 4, "got 'e'"},
-        {W(F32("[01]", "[0,4]")), 4, "leading zeros"},
-        {W(F32("[18446744073709551616]", "[0,4]")), 4, "expected < 2^64"},
-        {W(F32("[4294967296,4294967296]", "[0,0]")), 0, "whole bytes below 2^61"},
-        {W(F32("[2305843009213693952]", "[0,0]")), 0, "whole bytes below 2^61"},
-        {W("\"dtype\":\"F4\",\"shape\":[1],\"data_offsets\":[0,1]"), 1, "whole bytes"},
-        {W(F32("[1]", "[4,0]")), 4, "begin <= end"},
-        {W(F32("[1]", "[0,5]")), 5, "4 bytes apart, got 5"},
-        {W(F32("[0]", "[0,4]")), 4, "0 bytes apart, got 4"},
-        {W(F32("[1]", "[1,5]")), 5, "gap"},
-        {W(F32("[1]", "[18446744073709551608,18446744073709551612]")), 4, "gap"},
-        {"{\"a\":{" F32("[2]", "[0,8]") "},\"b\":{" F32("[1]", "[4,8]") "}}", 8, "overlap"},
-        {"{\"a\":{" F32("[1]", "[0,4]") "},\"b\":{" F32("[1]", "[0,4]") "}}", 4, "overlap"},
-        {"{\"a\":{" F32("[1]", "[0,4]") "},\"b\":{" F32("[1]", "[8,12]") "}}", 12, "gap"},
-        {W(F32("[[1]]", "[0,4]")), 4, "got '['"},
-        {"{\"\\u0000\":{}}", 0, "bad string"},
-        {"{\"\\ud800\":{}}", 0, "bad string"},
-        {"{\"\\udc00\":{}}", 0, "bad string"},
-        {"{\"\\ud800\\u0041\":{}}", 0, "bad string"},
-        {"{\"\\u12\":{}}", 0, "bad string"},
-        {"{\"\\x\":{}}", 0, "bad string"},
-        {"{\"a\nb\":{}}", 0, "bad string"},
-        {"{\"\xff\":{}}", 0, "bad string"},
-        {"{\"\xc0\x80\":{}}", 0, "bad string"},
-        {"{\"\xed\xa0\x80\":{}}", 0, "bad string"},
-        {"{\"\xf4\x90\x80\x80\":{}}", 0, "bad string"},
-        {"{\"\xe2\x82", 0, "bad string"},
-        {"{\"\\", 0, "bad string"},
-    };
-    StHeader h;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        const char *error = parse_text(cases[i].json, cases[i].data, &h), *m = cases[i].message;
-        CHECK(m ? strstr(error, m) && strstr(error, "; expected ") : !*error,
-              "header %s: expected \"%s\", got \"%s\"", cases[i].json, m ? m : "no error", error);
-    }
-    CHECK(*parse("{}\0", 3, 0, &h) && *parse("{\"a\0\":{}}", 9, 0, &h), "a NUL is refused");
-}
-
-// Escapes become UTF-8 of one to four bytes.
-static void test_safetensors_escapes(void)
-{
-    char json[] = "{\"__metadata__\":{\"\\u0041\\u00E9\\u20ac\\ud83d\\ude00\\uDBFF\\uDFFF\":"
-                  "\"\\\"\\\\\\/\\b\\f\\n\\r\\t\"}}";
-    StHeader h;
-    const char *error = st_parse(json, sizeof json - 1, 8 + sizeof json - 1, &h);
-    if (!CHECK(!error && h.n_meta == 1, "escapes: %s", error ? error : "lost"))
-        return;
-    const char *key = "A\xc3\xa9\xe2\x82\xac\xf0\x9f\x98\x80\xf4\x8f\xbf\xbf";
-    CHECK(!strcmp(h.meta[0].key, key), "\\u: %s", h.meta[0].key);
-    CHECK(!strcmp(h.meta[0].value, "\"\\/\b\f\n\r\t"), "others: %s", h.meta[0].value);
-    st_header_free(&h);
-}
-
-// Every beginning of a header, every byte changed, every number replaced (case C04 and C05).
-static void test_safetensors_mutated_headers(void)
-{
-    static const char *numbers[] = {"0", "1", "-1", "2147483647", "-2147483648", "99", "1000000",
-                                    "18446744073709551615", "18446744073709551616", "1e9", ""};
-    StHeader h;
-    size_t n = sizeof good_json - 1;
-    char json[sizeof good_json + 32];
-    for (size_t k = 0; k < n - 2; k++)
-        CHECK(*parse(good_json, k, 32, &h), "the first %zu bytes of a header are refused", k);
-    for (size_t k = 0; k < n; k++)
-        for (int c = 0; c < 256; c++) { // only sanitizers can complain here
-            memcpy(json, good_json, n);
-            json[k] = (char)c;
-            parse(json, n, 32, &h);
-        }
-    for (size_t k = strlen("{\"__metadata__\":{\"k\":\"v\"},"); k < n; k++) {
-        size_t digits = strspn(good_json + k, "0123456789");
-        if (!digits || !strchr("[,", good_json[k - 1]))
-            continue;
-        for (size_t i = 0; i < sizeof numbers / sizeof *numbers; i++) {
-            snprintf(json, sizeof json, "%.*s%s%s", (int)k, good_json, numbers[i],
-                     good_json + k + digits);
-            CHECK(!strcmp(json, good_json) || *parse_text(json, 32, &h), "%s is refused", json);
-        }
-    }
-}
-
-// Large headers (C06): many tensors are fine; hostile headers end quickly and in bounded memory.
-static void test_safetensors_large_headers(void)
-{
-    StHeader h;
-    size_t most = (size_t)1 << 24, n, k = 0;
-    char *json = (char *)alloc_zero(most + 100, 1, "json");
-    for (n = sprintf(json, "{"); k < 20000; k++)
-        n += (size_t)sprintf(json + n, "%s\"%zu\":{" F32("[1]", "[%zu,%zu]") "}", k ? "," : "", k,
-                             4 * (20000 - k - 1), 4 * (20000 - k));
-    sprintf(json + n, "}");
-    CHECK(!*parse_text(json, 4 * 20000, &h), "20000 tensors, last first: %s", h.error);
-    for (n = 1, k = 0; n < most; k++)
-        n += (size_t)sprintf(json + n, "%s\"%zu\":{" F32("[0]", "[0,0]") "}", k ? "," : "", k);
-    sprintf(json + n, "}");
-    CHECK(strstr(parse_text(json, 0, &h), "at most 131072 tensors"), "%zu tensors: %s", k, h.error);
-    memset(json + 1, '{', most);
-    CHECK(*parse(json, most, 0, &h), "16 million braces");
-    memset(json, '[', most);
-    memcpy(json, "{\"w\":{\"shape\":", 14);
-    CHECK(strstr(parse(json, most, 0, &h), "got '['"), "16 million brackets: %s", h.error);
-    n = (size_t)sprintf(json, "{\"__metadata__\":{\"a\":\"b\"");
-    while (n < most)
-        n += (size_t)sprintf(json + n, ",\"a%zu\":\"\"", n);
-    sprintf(json + n, "}}");
-    CHECK(strstr(parse_text(json, 0, &h), "at most"), "too much metadata: %s", h.error);
-    free(json);
-}
-
-// ----------------------------------------------------------------------------
-// [files]
-
-typedef struct {
-    const char *path;
-    const StMeta *meta;
-    const StTensor *tensors;
-    size_t n_meta, n;
-} Save;
-
-// save: run st_write, in a child or here.
-static void save(void *arg)
-{
-    const Save *s = (const Save *)arg;
-    st_write(s->path, s->meta, s->n_meta, s->tensors, s->n);
-}
-
-// save_floats: write n floats as the tensor "w", and the step.
-static size_t save_floats(const char *path, const float *w, size_t n, int step)
-{
-    char text[16];
-    StMeta meta[] = {{"step", text}};
-    StTensor tensor = {"w", ST_F32, 1, {n}, w};
-    snprintf(text, sizeof text, "%d", step);
-    return st_write(path, meta, 1, &tensor, 1);
-}
-
-static void test_safetensors_round_trip(void)
-{
-    float f32[6] = {1, -2.5f, 3e38f, 1e-45f, 0, -0.0f}, got32[6];
-    double f64[2] = {1e-300, -0.1}, got64[4];
-    int32_t i32[3] = {INT32_MIN, -1, INT32_MAX}, got_i32[3];
-    int64_t i64[2] = {INT64_MIN, 5};
-    uint16_t bf16[3] = {0x3fc0, 0xff80, 0x7fc0}, f16[4] = {0x3c00, 0xc000, 0x0001, 0x7bff};
-    unsigned char u8[7] = {0x1a, 0x0d, 0x0a, 0, 0xff, 0x1a, 0x0d}; // what text mode would change
-    StTensor t[] = {{"f32", ST_F32, 2, {2, 3}, f32},
-                    {"u8 \"\\\n\t\x01\xc3\xa9", ST_U8, 1, {7}, u8},
-                    {"f64", ST_F64, 1, {2}, f64},
-                    {"scalar", ST_F32, 0, {0}, f32 + 1},
-                    {"i32", ST_I32, 3, {1, 3, 1}, i32},
-                    {"i64", ST_I64, 1, {2}, i64},
-                    {"none", ST_F32, 2, {0, 4}, NULL},
-                    {"bf16", ST_BF16, 1, {3}, bf16},
-                    {"f16", ST_F16, 1, {4}, f16},
-                    {"", ST_U8, 1, {1}, u8}};
-    StMeta meta[] = {{"step", "10"}, {"quote \"", "line\nbreak \\ \xf0\x9f\x98\x80"}, {"", ""}};
-    size_t n = sizeof t / sizeof *t, sum = 24 + 7 + 16 + 4 + 12 + 16 + 6 + 8 + 1, i = 0;
-    char *path = in_dir("round.safetensors");
-    struct stat info;
-    mode_t old = umask(027);
-    size_t size = st_write(path, meta, 3, t, n);
-    umask(old);
-    StFile *f = st_open(path);
-    st_verify(f);
-    stat(path, &info);
-    CHECK((info.st_mode & 0777) == 0640, "mode %o under umask 027", (unsigned)info.st_mode);
-    CHECK(f->data % 64 == 0 && size == f->data + sum && (size_t)info.st_size == size, // C23
-          "size %zu = 8 + header %zu + %zu", size, f->data - 8, sum);
-    CHECK(!strcmp(st_meta(f, "step"), "10") && !strcmp(st_meta(f, ""), "") &&
-              !strcmp(st_meta(f, meta[1].key), meta[1].value) && !st_meta(f, "none"),
-          "metadata comes back");
-    CHECK(f->header.n == n && f->header.n_meta == 4 && !st_find(f, "nowhere"), "counts");
-    for (i = 0; i < n; i++) {
-        const StEntry *e = st_find(f, t[i].name);
-        if (!CHECK(e && e->dtype == t[i].dtype && e->ndim == t[i].ndim, "tensor %zu", i))
-            continue;
-        void *x = load_bytes(f, e);
-        CHECK(!memcmp(e->shape, t[i].shape, (size_t)e->ndim * sizeof(size_t)), "shape of %zu", i);
-        CHECK(e->begin == e->end || !memcmp(x, t[i].data, e->end - e->begin), "bytes of %zu", i);
-        free(x);
-    }
-    st_read_real(f, st_find(f, "f32"), got32, 4);
-    CHECK(!memcmp(got32, f32, sizeof f32), "F32 as float");
-    st_read_real(f, st_find(f, "f64"), got64, 8);
-    CHECK(!memcmp(got64, f64, sizeof f64), "F64 as double");
-    st_read_real(f, st_find(f, "f64"), got32, 4);
-    CHECK(got32[0] == 0 && got32[1] == -0.1f, "F64 as float");
-    st_read_real(f, st_find(f, "bf16"), got64, 8);
-    CHECK(got64[0] == 1.5 && got64[1] == (double)-INFINITY && got64[2] != got64[2], "BF16");
-    st_read_real(f, st_find(f, "f16"), got64, 8);
-    CHECK(got64[0] == 1 && got64[1] == -2 && got64[2] == ldexp(1, -24) && got64[3] == 65504, "F16");
-    st_read_int32(f, st_find(f, "i32"), got_i32);
-    CHECK(!memcmp(got_i32, i32, sizeof i32), "I32");
-    st_close(f);
-    CHECK(empty_dir("") == 1, "one file and no temporary one");
-}
-
-// A file written by the Python package safetensors 0.8.0 (numpy 2.4.6, ml_dtypes).
-static void test_safetensors_golden(void)
-{
-    static const char json[] =
-        "{\"__metadata__\":{\"\xc3\xa9\\n\":\"\xc3\xbc\\t\xf0\x9f\x98\x80\"},"
-        "\"i64\":{\"dtype\":\"I64\",\"shape\":[1],\"data_offsets\":[0,8]},"
-        "\"f64\":{\"dtype\":\"F64\",\"shape\":[2],\"data_offsets\":[8,24]},"
-        "\"empty\":{\"dtype\":\"F32\",\"shape\":[0,3],\"data_offsets\":[24,24]},"
-        "\"f32\":{\"dtype\":\"F32\",\"shape\":[2,1],\"data_offsets\":[24,32]},"
-        "\"i32\":{\"dtype\":\"I32\",\"shape\":[2],\"data_offsets\":[32,40]},"
-        "\"bf16\":{\"dtype\":\"BF16\",\"shape\":[2],\"data_offsets\":[40,44]},"
-        "\"f16\":{\"dtype\":\"F16\",\"shape\":[5],\"data_offsets\":[44,54]},"
-        "\"u8 \\\"q\\\"\":{\"dtype\":\"U8\",\"shape\":[3],\"data_offsets\":[54,57]}}   ";
-    static const char hex[] = "feffffffffffffff59f3f8c21f6ea5019a9999999999b9bf0000003f000050c007"
-                              "000000ffffffffc03f80ff003c00c00100ff7b00fc1a0d0a";
-    unsigned char file[600], *data = file + sizeof json + 7;
-    size_t length = sizeof json - 1;
-    double x[5];
-    int32_t i[2];
-    memcpy(file, &length, 8);
-    memcpy(file + 8, json, length);
-    for (int k = 0; k < 57; k++)
-        sscanf(hex + 2 * k, "%2hhx", data + k);
-    CHECK(length == 504, "length %zu", length);
-    put_file(in_dir("golden"), file, 8 + length + 57);
-    StFile *f = st_open(in_dir("golden"));
-    st_verify(f); // it has no checksum
-    CHECK(f->header.n == 8 && st_find(f, "u8 \"q\"") && st_find(f, "empty"), "8 tensors");
-    CHECK(!strcmp(st_meta(f, "\xc3\xa9\n"), "\xc3\xbc\t\xf0\x9f\x98\x80"), "metadata");
-    st_read_real(f, st_find(f, "f64"), x, 8);
-    CHECK(x[0] == 1e-300 && x[1] == -0.1, "F64");
-    st_read_real(f, st_find(f, "f32"), x, 8);
-    CHECK(x[0] == 0.5 && x[1] == -3.25, "F32");
-    st_read_real(f, st_find(f, "bf16"), x, 8);
-    CHECK(x[0] == 1.5 && x[1] == (double)-INFINITY, "BF16");
-    st_read_real(f, st_find(f, "f16"), x, 8);
-    CHECK(x[0] == 1 && x[2] == ldexp(1, -24) && x[3] == 65504 && x[4] == (double)-INFINITY, "F16");
-    st_read_int32(f, st_find(f, "i32"), i);
-    CHECK(i[0] == 7 && i[1] == -1, "I32");
-    st_close(f);
-    empty_dir("");
-}
-
-// C01: files cut short and extended name both sizes.
-static void test_safetensors_truncation(void)
-{
-    float w[100] = {1, 2, 3};
-    char *path = in_dir("cut"), message[128];
-    save_floats(path, w, 100, 1);
-    size_t size, length;
-    unsigned char *good = get_file(path, &size);
-    memcpy(&length, good, 8);
-    size_t cuts[] = {0, 1, 3, 7, 8, 9, 7 + length, 8 + length, 9 + length, size / 2, size - 1};
-    for (size_t i = 0; i < sizeof cuts / sizeof *cuts; i++) {
-        put_file(path, good, cuts[i]);
-        if (cuts[i] < 8)
-            snprintf(message, 128, "expected at least 8 bytes, got %zu", cuts[i]);
-        else if (cuts[i] < 8 + length)
-            snprintf(message, 128, "expected at least %zu bytes (8 + header %zu), got %zu",
-                     8 + length, length, cuts[i]);
-        else
-            snprintf(message, 128, "expected %zu bytes (8 + header %zu + data 400), got %zu", size,
-                     length, cuts[i]);
-        expect_die(open_file, path, EXIT_DATA, message);
-    }
-    unsigned char *longer = (unsigned char *)alloc_zero(size + 1, 1, "longer");
-    memcpy(longer, good, size);
-    put_file(path, longer, size + 1);
-    snprintf(message, 128, "expected %zu bytes (8 + header %zu + data 400), got %zu", size, length,
-             size + 1);
-    expect_die(open_file, path, EXIT_DATA, message);
-    put_file(path, good, size);
-    CHECK(run_child(verify_file, path).code == 0, "the whole file opens");
-    free(good);
-    free(longer);
-    empty_dir("");
-}
-
-// C02, C03: whatever else a file is, the message says so.
-static void test_safetensors_other_files(void)
+// test_rng_values: the numbers of 2026, from a Python program: a change of them would silently
+// change every initialisation and every data set.
+static void test_rng_values(void)
 {
     static const struct {
-        const char *bytes;
-        size_t n;
-        const char *message;
-    } cases[] = {
-        {"", 0, "the file is empty"},
-        {"\x88\xd8\x34\x01\x01\0\0\0\x09\0\0\0", 12, "file of GPT-2 tokens"},
-        {"\xc8\xd7\x34\x01\x01\0\0\0\x51\xc4\0\0", 12, "GPT-2 tokenizer"},
-        {"\0\0\0\0\0\0\0\x02{}", 10, "big-endian"},
-        {"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", 16, "PNG"},
-        {"\x1f\x8b\x08\0\0\0\0\0\0\x03\0\0", 12, "gzip"},
-        {"PK\x03\x04\0\0\x08\x08\0\0\0\0", 12, "zip archive, perhaps a PyTorch"},
-        {"Once upon a time there was", 26, "plain text"},
-        {"version https://git-lfs.github.com/spec/v1\n", 43, "Git LFS"},
-        {"\x02\0\0\0\0\0\0\0[]", 10, "damaged"},
-        {"\x02\0\0\0\0\0\0\0{\xff", 10, "damaged"},
+        uint64_t seed, stream, i, u64;
+        double uniform, normal;
+    } rows[] = {
+        {0u, 0, 0, 0x8bc6f83783b9465eu, 0.5460047851117666, -0.4602705716609816},
+        {0u, STREAM_INIT, 0, 0xd85f844ff46582e1u, 0.845207471389946, 1.9218230921571604},
+        {1u, STREAM_INIT, 0, 0x492eb552bd0c434au, 0.28586896200163014, 0.3562663480651531},
+        {1u, STREAM_INIT, 1, 0xd24c4a81f4e9fe8fu, 0.8214766089703643, -0.255187430233956},
+        {1u, STREAM_INIT + 7, 0, 0x0a0bd08e771f0b3eu, 0.039242777616092295, 0.2694444980654034},
+        {2u, STREAM_TRAIN, 0, 0xc3985aa563197c34u, 0.7640434888627164, 1.059585213419178},
+        {UINT64_MAX, STREAM_TRAIN + 5, 3, 0x717b0c6237f4db15u, 0.44328381917871995,
+         -1.4163138189227495},
+        {1u, STREAM_EVAL, 0, 0x43231092eddfb6efu, 0.2622537955011228, 0.15669086931214588},
+        {1u, STREAM_SAMPLE + 9, (uint64_t)1 << 40, 0xa8dc6d5365a0c26cu, 0.659613449917404,
+         -0.5707021287923867},
     };
-    char *path = in_dir("other");
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        put_file(path, cases[i].bytes, cases[i].n);
-        expect_die(open_file, path, EXIT_DATA, cases[i].message);
-        expect_die(open_file, path, EXIT_DATA, path);
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+        uint64_t seed = rows[k].seed, stream = rows[k].stream, i = rows[k].i;
+        uint64_t got = rand_u64(seed, stream, i);
+        CHECK(got == rows[k].u64, "row %zu: expected %016llx, got %016llx", k,
+              (unsigned long long)rows[k].u64, (unsigned long long)got);
+        CHECK(rand_u32(seed, stream, i) == got >> 32, "row %zu: u32 is the upper half", k);
+        CHECK(rand_uniform(seed, stream, i) == rows[k].uniform, "row %zu: uniform %.17g", k,
+              rand_uniform(seed, stream, i));
+        CHECK(fabs(rand_normal(seed, stream, i) - rows[k].normal) < 1e-14, "row %zu: normal %.17g",
+              k, rand_normal(seed, stream, i)); // log and cos may differ in the last bit
     }
-    expect_die(open_file, dir, EXIT_DATA, "got a directory");
-    expect_die(open_file, in_dir("absent"), EXIT_DATA, "got: No such file or directory");
-    remove(path);
-    if (!CHECK(mkfifo(path, 0600) == 0, "mkfifo: %s", strerror(errno)))
-        return;
-    expect_die(open_file, path, EXIT_DATA, "special file");
-    empty_dir("");
 }
 
-// C04: a header length that lies costs no memory and reads nothing outside.
-static void test_safetensors_lengths(void)
+// test_rng_uniform: 256 buckets, filled along i, along streams and along seeds: chi-square of 255
+// degrees of freedom, 255 +- 23. Every bit is 1 half the time, also in neighbours' differences.
+static void test_rng_uniform(void)
 {
-    size_t lengths[] = {0, 1, 3, 5, 0x7fffffff, 0x80000000, 100000000, 100000001, (size_t)1 << 62,
-                        (size_t)1 << 63, SIZE_MAX - 8, SIZE_MAX - 7, SIZE_MAX};
-    char *path = in_dir("length");
-    Outcome base = run_child(open_file, in_dir("absent"));
-    for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
-        put_header(path, lengths[i], "{}  ", 0);
-        if (lengths[i] == 3) {
-            expect_die(open_file, path, EXIT_DATA, "file is too long; expected 11 bytes");
+    enum { N = 1 << 18 };
+    static const char *along[] = {"i", "streams", "seeds"};
+    for (uint64_t k = 0; k < 3; k++) {
+        double count[2][256] = {{0}}, ones[2][64] = {{0}}, chi = 0, worst = 0;
+        uint64_t last = 0;
+        for (uint64_t n = 0; n < N; n++) {
+            uint64_t u = rand_u64(k == 2 ? n : 1, STREAM_TRAIN + (k == 1 ? n : 0), k == 0 ? n : 0);
+            count[0][u >> 56]++;
+            count[1][u & 255]++;
+            for (int bit = 0; bit < 64; bit++) {
+                ones[0][bit] += u >> bit & 1;
+                ones[1][bit] += (u ^ last) >> bit & 1;
+            }
+            last = u;
+        }
+        for (int half = 0; half < 2; half++) {
+            chi = 0;
+            for (int j = 0; j < 256; j++)
+                chi += (count[half][j] - N / 256) * (count[half][j] - N / 256) / (N / 256);
+            CHECK(chi > 150 && chi < 370, "along %s: chi-square %.1f", along[k], chi);
+        }
+        for (int j = 0; j < 64; j++) // in standard deviations
+            for (int kind = 0; kind < 2; kind++)
+                worst = fmax(worst, fabs(ones[kind][j] - N / 2) / sqrt(N / 4.0));
+        CHECK(worst < 5, "along %s: a bit is %.1f deviations from half", along[k], worst);
+    }
+}
+
+// test_rng_moments: of uniforms and normals, within 5 standard errors; rand_below stays below n and
+// is uniform.
+static void test_rng_moments(void)
+{
+    enum { N = 1000000 };
+    double u1 = 0, u2 = 0, z1 = 0, z2 = 0, z3 = 0, z4 = 0, lag = 0, last = 0, chi = 0;
+    double count[26] = {0}, low = 1, high = 0, far = 0;
+    for (uint64_t i = 0; i < N; i++) {
+        double u = rand_uniform(1, STREAM_SAMPLE, i), z = rand_normal(1, STREAM_INIT, i);
+        low = fmin(low, u);
+        high = fmax(high, u);
+        u1 += u / N;
+        u2 += u * u / N;
+        z1 += z / N;
+        z2 += z * z / N;
+        z3 += z * z * z / N;
+        z4 += z * z * z * z / N;
+        far += fabs(z) > 3;
+        lag += z * last / N;
+        last = z;
+        count[rand_below(1, STREAM_EVAL, i, 26)]++;
+    }
+    CHECK(low >= 0 && low < 1e-4 && high < 1 && high > 1 - 1e-4, "uniforms %g to %g", low, high);
+    CHECK(fabs(u1 - 1 / 2.0) < 0.0015 && fabs(u2 - 1 / 3.0) < 0.0015, "uniform: %g %g", u1, u2);
+    CHECK(fabs(z1) < 0.005 && fabs(z2 - 1) < 0.0071, "normal: mean %g, square %g", z1, z2);
+    CHECK(fabs(z3) < 0.02 && fabs(z4 - 3) < 0.05, "normal: third %g, fourth %g", z3, z4);
+    CHECK(fabs(far - 2700) < 260, "normal: %g of a million beyond 3, expected 2700", far);
+    CHECK(fabs(lag) < 0.005, "normal: neighbours correlate %g", lag);
+    for (int a = 0; a < 26; a++)
+        chi += (count[a] - N / 26.0) * (count[a] - N / 26.0) / (N / 26.0);
+    CHECK(chi < 65, "below 26: chi-square %.1f, expected about 25", chi);
+    for (uint64_t i = 0; i < 1000; i++)
+        if (rand_below(1, 0, i, 1) != 0 || rand_below(1, 0, i, UINT32_MAX) == UINT32_MAX)
+            CHECK(0, "number %d is not below 1 or 2^32 - 1", (int)i);
+}
+
+// by_value: order of 64-bit values, for qsort.
+static int by_value(const void *a, const void *b)
+{
+    uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
+    return (x > y) - (x < y);
+}
+
+// test_rng_streams: no number twice in the beginnings of all families, neighbouring streams and the
+// seeds 0, 1, 2 and 2^64 - 1 (D07): a million numbers of 64 bits repeat with probability 3e-8.
+static void test_rng_streams(void)
+{
+    enum { N = 20000 };
+    const uint64_t seeds[] = {0, 1, 2, UINT64_MAX};
+    const uint64_t streams[] = {0, 1, STREAM_INIT, STREAM_INIT + 1, STREAM_INIT + 2, STREAM_TRAIN,
+                                STREAM_TRAIN + 1, STREAM_EVAL, STREAM_EVAL + 1, STREAM_SAMPLE};
+    const size_t all = 4 * 10 * (size_t)N;
+    uint64_t *seen = (uint64_t *)alloc_zero(all, sizeof *seen, "numbers");
+    size_t n = 0, twice = 0;
+    for (int s = 0; s < 4; s++)
+        for (int t = 0; t < 10; t++)
+            for (uint64_t i = 0; i < N; i++)
+                seen[n++] = rand_u64(seeds[s], streams[t], i);
+    qsort(seen, n, sizeof *seen, by_value);
+    for (size_t i = 1; i < n; i++)
+        twice += seen[i] == seen[i - 1];
+    CHECK(twice == 0, "%zu of %zu numbers came twice", twice, n);
+    free(seen);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [options]
+
+// A command line with every type of option, and the trainers' own.
+static struct {
+    int size, count, kind, force, help;
+    uint64_t seed;
+    double rate, balance;
+    const char *out, *preset;
+} typed;
+
+static const Preset good_presets[] = {
+    {"small", "--size 8 --rate 0.5", "a small one"},
+    {"large", "--size 512 --kind blue", "a large one"},
+    {NULL, NULL, NULL},
+};
+static const Preset bad_presets[] = {
+    {"bad-twice", "--size 8 --size 9", "a preset with a mistake"},
+    {"bad-value", "--size x", "another"},
+    {"bad-unknown", "--sise 8", "another"},
+    {NULL, NULL, NULL},
+};
+
+// typed_options: the table of `typed`.
+static void typed_options(Options *options)
+{
+    const Option rows[] = {
+        {"size", OPT_INT, &typed.size, "16", 1, 1 << 20, "things", DEFINES_MODEL, "how many"},
+        {"count", OPT_INT, &typed.count, "7", -5, 1e9, "things", RUNTIME, "how often"},
+        {"rate", OPT_REAL, &typed.rate, "1e-3", 0, 1e30, "rate", DEFINES_TRAINING, "how fast"},
+        {"balance", OPT_REAL, &typed.balance, "0", -1, 1, "-1..1", RUNTIME, "left or right"},
+        {"seed", OPT_U64, &typed.seed, "1", 0, 0, "number", DEFINES_TRAINING, "of everything"},
+        {"kind", OPT_CHOICE, &typed.kind, "green", 0, 0, "red|green|blue", DEFINES_DATA, "colour"},
+        {"out", OPT_STRING, &typed.out, NULL, 0, 0, "DIR", RUNTIME, "where"},
+        {"force", OPT_FLAG, &typed.force, NULL, 0, 0, "", RUNTIME, "at any price"},
+        {"preset", OPT_STRING, &typed.preset, NULL, 0, 0, "NAME", RUNTIME, "see below"},
+        {"help", OPT_FLAG, &typed.help, NULL, 0, 0, "", RUNTIME, "print this"},
+    };
+    memset(&typed, 0, sizeof typed);
+    memset(options, 0, sizeof *options);
+    options_add(options, rows, sizeof rows / sizeof *rows);
+}
+
+// words: split `text` at blanks into argv after a program name; `copy` holds the words.
+static int words(const char *text, char *copy, size_t size, char **argv, int most)
+{
+    int n = 1;
+    argv[0] = (char *)"program";
+    snprintf(copy, size, "%s", text);
+    for (char *w = strtok(copy, " "); w && n < most; w = strtok(NULL, " "))
+        argv[n++] = w;
+    argv[n] = NULL;
+    return n;
+}
+
+// parse: in a child: parse the command line `text`, print the configuration as typed.
+static void parse(void *text)
+{
+    Options options;
+    char copy[512], *argv[32], value[OPTION_VALUE_MAX];
+    const int bad = strstr((const char *)text, "preset bad-") != NULL;
+    typed_options(&options);
+    options_parse(&options, bad ? bad_presets : good_presets,
+                  words((const char *)text, copy, sizeof copy, argv, 31), argv,
+                  "program: a program", NULL);
+    for (int i = 0; i < options.n; i++) {
+        option_format(&options.rows[i], value, sizeof value);
+        printf("%s=%s ", options.rows[i].name, value);
+    }
+}
+
+// refused: one check that the command line ends with exit code 2 and a message that holds `part`.
+static void refused(const char *text, const char *part)
+{
+    expect_die(parse, (void *)text, EXIT_USAGE, part);
+}
+
+// accepted: one check that the command line is fine and the configuration holds `part`.
+static void accepted(const char *text, const char *part)
+{
+    Outcome out = run_child(parse, (void *)text);
+    CHECK(out.code == 0 && strstr(out.text, part), "%s: expected \"%s\", got code %d and %s", text,
+          part, out.code, out.text);
+}
+
+// test_options_accepted: values, both ways to write them, presets under what the user typed.
+static void test_options_accepted(void)
+{
+    accepted("", "size=16 count=7 rate=0.001 balance=0 seed=1 kind=green out= force=0 preset= ");
+    accepted("--size 5 --seed=3", "size=5 count=7 rate=0.001 balance=0 seed=3 ");
+    accepted("--size=1 --count -5 --balance -1", "size=1 count=-5 rate=0.001 balance=-1 ");
+    accepted("--size 1048576 --count 1000000000 --balance 1.0", "size=1048576 count=1000000000 ");
+    accepted("--size 007 --rate .5e-3", "size=7 count=7 rate=0.0005 ");
+    accepted("--rate=0", "rate=0 ");
+    accepted("--rate 1e30", "rate=1e+30 ");
+    accepted("--rate 0.1234567890123456", "rate=0.12345678901234559 "); // the same number
+    accepted("--seed 0", "seed=0 ");
+    accepted("--seed 18446744073709551615", "seed=18446744073709551615 ");
+    accepted("--kind red --force", "kind=red out= force=1 ");
+    accepted("--kind=blue --out a=b/c-d", "kind=blue out=a=b/c-d ");
+    accepted("--out -x", "out=-x ");
+    accepted("--preset small", "size=8 count=7 rate=0.5 ");
+    accepted("--preset small --size 9", "size=9 count=7 rate=0.5 ");
+    accepted("--size 9 --preset=small --seed 4", "size=9 count=7 rate=0.5 balance=0 seed=4 ");
+    accepted("--size 16 --preset small", "size=16 count=7 rate=0.5 "); // 16 is the default too
+    accepted("--preset large --kind red", "size=512 count=7 rate=0.001 balance=0 seed=1 kind=red ");
+}
+
+// test_options_refused: D01 to D06, each with the option's name and what was given.
+static void test_options_refused(void)
+{
+    static const char *const rows[][2] = {
+        {"--size 0", "--size: expected a whole number from 1 to 1048576, got 0"},
+        {"--size 1048577", "from 1 to 1048576, got 1048577"},
+        {"--count -6", "--count: expected a whole number from -5"},
+        {"--size=", "--size: expected"},
+        {"--size +5", "got \"+5\""},
+        {"--size -", "got \"-\""},
+        {"--size 5,000", "got \"5,000\""},
+        {"--rate", "--rate needs a value (rate)"},
+        {"--rate --size 5", "--rate needs a value (rate), got the option --size"},
+        {"--rate=", "--rate: expected a number"},
+        {"--rate +1", "--rate: expected a number"},
+        {"--rate 1e31", "--rate: expected a number from 0 to 1e+30, got 1e31"},
+        {"--balance -1.0001", "from -1 to 1, got -1.0001"},
+        {"--seed -1", "--seed: expected a whole number from 0 to 18446744073709551615, got -1"},
+        {"--seed 18446744073709551616", "from 0 to 18446744073709551615"},
+        {"--seed 1.5", "--seed: expected a whole number, got \"1.5\""},
+        {"--seed 0x10", "got \"0x10\""},
+        {"--kind purple", "--kind: expected one of red|green|blue, got \"purple\""},
+        {"--kind gre", "got \"gre\""},
+        {"--kind red|green", "got \"red|green\""},
+        {"--kind=", "got \"\""},
+        {"--out=", "--out: expected DIR, got an empty string"},
+        {"--out", "--out needs a value (DIR)"},
+        {"--out --force", "--out needs a value (DIR), got the option --force"},
+        {"--force=1", "--force takes no value"},
+        {"--bogus", "unknown option \"--bogus\""},
+        {"--sise 5", "unknown option \"--sise\": the nearest is --size"},
+        {"--sise=5", "unknown option \"--sise=5\": the nearest is --size"},
+        {"--Rate 1", "the nearest is --rate"},
+        {"--balnce 1", "the nearest is --balance"},
+        {"--learning_rate 1 --size 5", "unknown option \"--learning_rate\""},
+        {"-seed 5", "unknown option \"-seed\": the nearest is --seed"},
+        {"-s 5", "unknown option \"-s\""},
+        {"--s 5", "unknown option \"--s\""}, // --size or --seed?
+        {"word", "unexpected word \"word\""},
+        {"--size 5 16", "unexpected word \"16\""},
+        {"--force yes", "unexpected word \"yes\""},
+        {"word --size 5", "unexpected word \"word\""},
+        {"--size 5 -- word", "unexpected word \"word\""},
+        {"-", "unexpected word \"-\""},
+        {"--size 5 --size 5", "--size is given twice"},
+        {"--size=5 --rate 1 --size=6", "--size is given twice"},
+        {"--force --force", "--force is given twice"},
+        {"--preset small --preset small", "--preset is given twice"},
+        {"--preset smal", "there is no preset \"smal\""},
+        {"--preset bad-twice", "--size is given twice in bad-twice"},
+        {"--preset bad-value", "--size: expected a whole number, got \"x\""},
+        {"--preset bad-unknown", "unknown option \"--sise\": the nearest is --size"},
+        {"--preset small --rate nan", "--rate: expected a number"},
+        {"--rate nan --help", "--rate: expected a number"},
+    };
+    char longest[400] = "--size 5 --";
+    memset(longest + strlen(longest), 'x', 300);
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++)
+        refused(rows[k][0], rows[k][1]);
+    refused(longest, "unknown option \"--xxx");
+}
+
+// trainer_options: every option that is not a model's, as the trainers have them.
+static void trainer_options(Options *options, Training *t)
+{
+    static int task;
+    static TaskOptions task_values;
+    memset(options, 0, sizeof *options);
+    memset(t, 0, sizeof *t);
+    task_options(options, &task, &task_values);
+    training_options(options, t);
+}
+
+// parse_trainer: in a child: parse a command line of a trainer.
+static void parse_trainer(void *text)
+{
+    static Options options;
+    static Training training;
+    static const Preset no_presets[] = {{NULL, NULL, NULL}};
+    char copy[512], *argv[32];
+    trainer_options(&options, &training);
+    options_parse(&options, no_presets,
+                  words((const char *)text, copy, sizeof copy, argv, 31), argv, "trainer", NULL);
+    training_check(&training);
+}
+
+// test_options_numbers: D01 to D04 for every number a trainer takes: refused by name.
+static void test_options_numbers(void)
+{
+    static const char *const bad_ints[] = {"abc", "8x", "3.5", "1e3", "0x10", "99999999999",
+                                           "2147483648", "-1", "nan", "inf", "5 5", "1e400"};
+    static const char *const bad_reals[] = {"abc", "8x", "nan", "-nan", "NaN", "nan(1)", "inf",
+                                            "-inf", "infinity", "1e400", "-1e400", "1e-400",
+                                            "0x10", "0x1p3", "1e", "1,5", "1..2", "-1", "-1e-9"};
+    static Options options;
+    static Training training;
+    char text[128], name[64];
+    int numbers = 0;
+    trainer_options(&options, &training);
+    for (int i = 0; i < options.n; i++) {
+        const Option *o = &options.rows[i];
+        int is_real = o->type == OPT_REAL;
+        if (!is_real && o->type != OPT_INT)
             continue;
+        numbers++;
+        for (int k = 0; k < (is_real ? 19 : 12); k++) {
+            snprintf(name, sizeof name, "--%s", o->name);
+            snprintf(text, sizeof text, "%s %s", name, is_real ? bad_reals[k] : bad_ints[k]);
+            if (!strcmp(bad_ints[k % 12], "5 5") && !is_real)
+                strcpy(name, "unexpected word \"5\"");
+            expect_die(parse_trainer, text, EXIT_USAGE, name);
         }
-        expect_die(open_file, path, EXIT_DATA, lengths[i] == 1 ? "got its end" : "expected");
-        long peak = run_child(open_file, path).peak_kib - base.peak_kib;
-        CHECK(peak < 64 << 10, "length %zu: %ld KiB", lengths[i], peak);
     }
-    put_header(path, 100000001, "{}", 0); // in a file that is long enough, but sparse
-    CHECK(truncate(path, 200000000) == 0, "truncate: %s", strerror(errno));
-    expect_die(open_file, path, EXIT_DATA, "expected 1 to 100000000, got 100000001");
-    size_t n = 1, most = (size_t)1 << 24;
-    char *json = (char *)alloc_zero(most + 64, 1, "json");
-    json[0] = '{';
-    for (size_t k = 0; n < most && k < 131072; k++)
-        n += (size_t)sprintf(json + n, "%s\"%zu\":{" F32("[0]", "[0,0]") "}", k ? "," : "", k);
-    strcpy(json + n++, "}");
-    put_header(path, n, json, 0);
-    free(json);
-    Outcome out = run_child(open_file, path);
-    long peak = (out.peak_kib - base.peak_kib) * 1024 - (long)n;
-    CHECK(out.code == 0 && peak < 64 << 20, "131072 tensors: code %d, file + %ld bytes: %s",
-          out.code, peak, out.text);
+    CHECK(numbers >= 15, "only %d options are numbers", numbers);
+    expect_die(parse_trainer, (void *)"--batch-size 0", EXIT_USAGE, "--batch-size");
+    expect_die(parse_trainer, (void *)"--string-size 0", EXIT_USAGE, "--string-size");
+    CHECK(run_child(parse_trainer, (void *)"--steps 0").code == 0, "--steps 0 is fine");
+}
+
+// test_options_trainer: defaults parse back to themselves; combinations that make no sense (D06).
+static void test_options_trainer(void)
+{
+    static Options options;
+    static Training training;
+    char value[OPTION_VALUE_MAX], again[OPTION_VALUE_MAX];
+    trainer_options(&options, &training);
+    for (int i = 0; i < options.n; i++) {
+        const Option *o = &options.rows[i];
+        if (!o->def)
+            continue;
+        option_set(o, o->def);
+        option_format(o, value, sizeof value);
+        option_set(o, value);
+        option_format(o, again, sizeof again);
+        CHECK(!strcmp(value, again), "--%s %s is printed as %s", o->name, value, again);
+    }
+    expect_die(parse_trainer, (void *)"--out x --resume --force", EXIT_USAGE, "--force");
+    expect_die(parse_trainer, (void *)"--out x --resume --load y", EXIT_USAGE, "--load");
+    expect_die(parse_trainer, (void *)"--resume", EXIT_USAGE, "--out");
+    expect_die(parse_trainer, (void *)"--lr 1e-3 --lr-min 2e-3", EXIT_USAGE, "--lr-min");
+}
+
+// add_past_end: one row more than a table holds.
+static void add_past_end(void *arg)
+{
+    static Options options;
+    const Option row = {"x", OPT_FLAG, &typed.force, NULL, 0, 0, "", RUNTIME, ""};
+    (void)arg;
+    for (int i = 0; i <= OPTIONS_MAX; i++)
+        options_add(&options, &row, 1);
+}
+
+// test_options_help: --help wins, exits 0 and shows every option, default and preset.
+static void test_options_help(void)
+{
+    static const char *const parts[] = {
+        "program: a program\n", "--size things", "how many [16]\n", "--kind red|green|blue",
+        "[green]", "--force", "small", "a small one", "--size 8 --rate 0.5", "large", "--help"};
+    Outcome out = run_child(parse, (void *)"--size 3 --preset nowhere --help");
+    CHECK(out.code == 0, "--help: exit code %d", out.code);
+    for (size_t k = 0; k < sizeof parts / sizeof *parts; k++)
+        CHECK(strstr(out.text, parts[k]), "--help lacks \"%s\":\n%s", parts[k], out.text);
+    out = run_child(parse_trainer, (void *)"--help");
+    CHECK(out.code == 0 && strstr(out.text, "--batch-size sequences"), "a trainer's: %s", out.text);
+    expect_die(add_past_end, NULL, EXIT_FAIL, "OPTIONS_MAX");
+}
+
+// test_options_edit_distance: by hand, and symmetric; names of 64 characters are far from all.
+static void test_options_edit_distance(void)
+{
+    static const struct {
+        const char *a, *b;
+        int distance;
+    } rows[] = {{"", "", 0},           {"", "abc", 3},         {"a", "a", 0},
+                {"a", "b", 1},         {"kitten", "sitting", 3}, {"flaw", "lawn", 2},
+                {"abcd", "acbd", 2},   {"lr", "lr-min", 4},    {"sise", "size", 1},
+                {"intention", "execution", 5}};
+    char x63[64] = "", x64[65] = "";
+    memset(x63, 'x', 63);
+    memset(x64, 'x', 64);
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+        int there = edit_distance(rows[k].a, rows[k].b), back = edit_distance(rows[k].b, rows[k].a);
+        CHECK(there == rows[k].distance && back == there, "\"%s\" to \"%s\": %d, back %d, not %d",
+              rows[k].a, rows[k].b, there, back, rows[k].distance);
+    }
+    CHECK(edit_distance(x63, x63) == 0 && edit_distance(x63, "") == 63, "63 characters");
+    CHECK(edit_distance(x64, x64) == 64 && edit_distance("a", x64) == 64, "64 characters");
+}
+
+// ------------------------------------------------------------------------------------------------
+// [log]
+
+// Rows of a run up to step 11, with an evaluation at 5 and 10, and a line that was being written
+// when the run died.
+static const char old_log[] =
+    "# task=copying lr=0.001\n# git=abc\n" LOG_COLUMNS "\n"
+    "0,train,3.5,0,0.001,1,10,1000\n1,train,3.4,0.5,0.001,1,10,1000\n"
+    "2,train,3.3,0.99,0.001,1,10,1000\n3,train,3.2,1,0.001,1,10,1000\n"
+    "4,train,3.1,1,0.001,1,10,1000\n5,val,3,1,0,0,0,0\n5,train,3,1,0.001,1,10,1000\n"
+    "6,train,2.9,1,0.001,1,10,1000\n10,val,2,1,0,0,0,0\n10,train,2,1,0.001,1,10,1000\n"
+    "11,train,1.9,1,0.0";
+
+// log_in: a log whose directory is `name` in the temporary one, made if need be.
+static Log log_in(const char *name)
+{
+    Log log = log_none();
+    snprintf(log.dir, sizeof log.dir, "%s", in_dir(name));
+    dir_make(log.dir);
+    return log;
+}
+
+// open_log: open the log `arg` from step 0 and write a row, in a child.
+static void open_log(void *arg)
+{
+    Log log = *(const Log *)arg;
+    LogRow row = {0, "train", 1, 1, 1, 1, 1, 1};
+    if (log_open(&log, -1))
+        log_header(&log);
+    log_row(&log, &row);
+    log_close(&log);
+}
+
+// test_log_fresh: a new log.csv: `#` lines, columns, rows at once on the disk, floats of 9 digits.
+static void test_log_fresh(void)
+{
+    Log log = log_in("run");
+    char path[LOG_PATH];
+    size_t n;
+    LogRow rows[] = {{0, "train", 3.3672958299864741, 0.25, 2e-5, 1 / 3.0, 12.5, 1e6},
+                     {1000000, "val", 1e-12, 1, 0, 0, 0, 0},
+                     {1000001, "train", 1, 0.99, 1e-3, 1, 1, 1}};
+    log_path(&log, "log.csv", path);
+    put_file(path, "old\n", 4); // as --force finds it
+    CHECK(log_open(&log, -1) == 1, "a log from step 0 starts empty");
+    fprintf(log.csv, "# lr=1\n");
+    log_header(&log);
+    for (int k = 0; k < 3; k++)
+        log_row(&log, &rows[k]);
+    char *text = (char *)get_file(path, &n), *columns = strstr(text, "\n" LOG_COLUMNS "\n");
+    CHECK(!strncmp(text, "# lr=1\n# git=", 13) && columns, "the beginning of log.csv: %s", text);
+    CHECK(columns && !strcmp(columns + strlen(LOG_COLUMNS) + 2,
+                             "0,train,3.36729583,0.25,2e-05,0.333333333,12.5,1000000\n"
+                             "1000000,val,1e-12,1,0,0,0,0\n1000001,train,1,0.99,0.001,1,1,1\n"),
+          "rows, flushed: %s", text);
+    CHECK(log.first_99 == 1000001, "99%% first at %ld, evaluation does not count", log.first_99);
+    free(text);
+    log_close(&log);
+    CHECK(!log.csv, "log_close forgets the file");
+    log_row(&log, &rows[0]); // a closed log takes no row
     empty_dir("");
 }
 
-static void test_safetensors_checksum(void)
+// test_log_resume: a log resumed at a step keeps the rows before it, whole lines only, and goes on.
+static void test_log_resume(void)
 {
-    unsigned char bytes[1003];
-    char whole[17], parts[17];
-    for (int i = 0; i < 1003; i++)
-        bytes[i] = (unsigned char)(i * i >> 3);
-    for (size_t n = 0; n < 1003; n += n < 30 ? 1 : 89) { // the same, however it is cut into pieces
-        StSum a = {0, 0, {0}, 0}, b = a;
-        st_sum_add(&a, bytes, n);
-        for (size_t k = 0, step = 0; k < n; k += step) {
-            step = (k * 7 + n) % 23;
-            step = step < n - k ? step + !step : n - k;
-            st_sum_add(&b, bytes + k, step);
-        }
-        st_sum_hex(&a, whole);
-        st_sum_hex(&b, parts);
-        CHECK(!strcmp(whole, parts), "checksum of %zu bytes: %s and %s", n, whole, parts);
+    static const struct {
+        long step, first_99;
+        const char *last; // the last line kept
+    } rows[] = {{0, -1, LOG_COLUMNS "\n"},
+                {1, -1, "0,train,3.5,0,0.001,1,10,1000\n"},
+                {3, 2, "2,train,3.3,0.99,0.001,1,10,1000\n"},
+                {5, 2, "4,train,3.1,1,0.001,1,10,1000\n"},
+                {6, 2, "5,train,3,1,0.001,1,10,1000\n"},
+                {7, 2, "6,train,2.9,1,0.001,1,10,1000\n"},
+                {10, 2, "6,train,2.9,1,0.001,1,10,1000\n"},
+                {11, 2, "10,train,2,1,0.001,1,10,1000\n"},
+                {12, 2, "10,train,2,1,0.001,1,10,1000\n"},
+                {99, 2, "10,train,2,1,0.001,1,10,1000\n"}};
+    const LogRow next = {7, "train", 1, 1, 1, 1, 1, 1};
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+        Log log = log_in("run");
+        char path[LOG_PATH], expected[2048];
+        size_t n, keep = (size_t)(strstr(old_log, rows[k].last) - old_log) + strlen(rows[k].last);
+        put_file(log_path(&log, "log.csv", path), old_log, sizeof old_log - 1);
+        CHECK(log_open(&log, rows[k].step) == 0, "a resumed log is not empty");
+        log_row(&log, &next);
+        log_close(&log);
+        snprintf(expected, sizeof expected, "%.*s7,train,1,1,1,1,1,1\n", (int)keep, old_log);
+        char *text = (char *)get_file(path, &n);
+        CHECK(!strcmp(text, expected), "resumed at %ld: expected\n%sgot\n%s", rows[k].step,
+              expected, text);
+        CHECK(log.first_99 == (rows[k].first_99 < 0 ? 7 : rows[k].first_99), "99%% first at %ld",
+              log.first_99);
+        free(text);
     }
-    StSum a = {0, 0, {0}, 0}; // from numpy, by the formula in safetensors.h
-    st_sum_add(&a, bytes, 1003);
-    st_sum_hex(&a, whole);
-    CHECK(!strcmp(whole, "db4d9de81458fa90"), "checksum %s", whole);
-    for (int i = 7; i < 1000; i += 8) { // the signs of two numbers, which weak sums do not see
-        StSum b = {0, 0, {0}, 0};
-        bytes[i] ^= 128;
-        bytes[1007 - i - 1] ^= 128;
-        st_sum_add(&b, bytes, 1003);
-        bytes[i] ^= 128;
-        bytes[1007 - i - 1] ^= 128;
-        st_sum_hex(&b, parts);
-        CHECK(i == 1006 - i || strcmp(whole, parts), "two bits at %d", i);
+    for (size_t cut = 0; cut < sizeof old_log; cut++) { // wherever the run died
+        Log log = log_in("run");
+        char path[LOG_PATH];
+        size_t n, whole = cut;
+        while (whole && old_log[whole - 1] != '\n')
+            whole--;
+        put_file(log_path(&log, "log.csv", path), old_log, cut);
+        CHECK(log_open(&log, 99) == (whole == 0), "cut at %zu", cut);
+        log_close(&log);
+        free(get_file(path, &n));
+        CHECK(n == whole, "cut at %zu: %zu bytes stay, expected %zu", cut, n, whole);
     }
-    float w[101] = {1, 2, 3};
-    char *path = in_dir("sum");
-    save_floats(path, w, 101, 1);
-    size_t size;
-    unsigned char *good = get_file(path, &size);
-    for (size_t back = 1; back <= 404; back += 31) {
-        good[size - back] ^= 1;
-        put_file(path, good, size);
-        good[size - back] ^= 1;
-        expect_die(verify_file, path, EXIT_DATA, "does not match its checksum; expected ");
-        CHECK(run_child(open_file, path).code == 0, "without st_verify it opens");
-    }
-    free(good);
     empty_dir("");
 }
 
-// What reading refuses.
-static void read_wrong_real(void *path)
+// test_log_lock: a second writer is refused and changes nothing (C21); a closed log is free again.
+static void test_log_lock(void)
 {
-    StFile *f = st_open((const char *)path);
-    double x[4];
-    st_read_real(f, st_find(f, "i"), x, 8);
-}
-
-static void read_wrong_int(void *path)
-{
-    StFile *f = st_open((const char *)path);
-    int32_t x[8];
-    st_read_int32(f, st_find(f, "w"), x);
-}
-
-static void read_shrunk(void *path)
-{
-    StFile *f = st_open((const char *)path);
-    float x[6];
-    if (truncate((const char *)path, (off_t)f->size - 20))
-        die(EXIT_FAIL, "truncate");
-    st_read_real(f, st_find(f, "w"), x, 4);
-}
-
-static void test_safetensors_reading(void)
-{
-    char *path = in_dir("read");
-    put_header(path, sizeof good_json - 1, good_json, 32);
-    expect_die(read_wrong_real, path, EXIT_DATA, "tensor i; expected dtype F32, F64");
-    expect_die(read_wrong_int, path, EXIT_DATA, "tensor w; expected dtype I32, got F32");
-    expect_die(read_shrunk, path, EXIT_DATA, "got: the end");
-    empty_dir("");
-}
-
-// Saves that must fail, with the older file intact and no temporary one left.
-static void save_limited(void *arg) // as under `trap '' XFSZ; ulimit -f 8`
-{
-    struct rlimit limit = {8192, 8192};
-    signal(SIGXFSZ, SIG_IGN);
-    setrlimit(RLIMIT_FSIZE, &limit);
-    save(arg);
-}
-
-// expect_failed_save: fn(s) dies so, leaves the bytes at s->path as they are and no other file.
-static void expect_failed_save(void (*fn)(void *), Save *s, const char *message)
-{
+    Log log = log_in("run");
+    LogRow row = {0, "train", 1, 1, 1, 1, 1, 1};
+    char path[LOG_PATH];
     size_t n, m;
-    unsigned char *before = get_file(in_dir("save"), &n);
-    expect_die(fn, s, EXIT_DATA, message);
-    expect_die(fn, s, EXIT_DATA, s->path);
-    unsigned char *after = get_file(in_dir("save"), &m);
-    CHECK(n == m && !memcmp(before, after, n), "%s: the older file is untouched", message);
-    CHECK(empty_dir(".tmp-") == 0, "%s: no temporary file", message);
+    log_open(&log, -1);
+    log_header(&log);
+    log_row(&log, &row);
+    unsigned char *before = get_file(log_path(&log, "log.csv", path), &n);
+    expect_die(open_log, &log, EXIT_DATA, "another run is writing it");
+    expect_die(open_log, &log, EXIT_DATA, path);
+    unsigned char *after = get_file(path, &m);
+    CHECK(n == m && !memcmp(before, after, n), "the first writer's rows are untouched");
+    log_close(&log);
+    CHECK(run_child(open_log, &log).code == 0, "then another run may write");
     free(before);
     free(after);
-}
-
-static void test_safetensors_failed_saves(void) // C18, C19, C21
-{
-    static float w[10000], old[4] = {1, 2, 3, 4};
-    StTensor t[] = {{"w", ST_F32, 1, {10000}, w}, {"v", ST_F32, 1, {4}, w}};
-    StMeta meta[] = {{"step", "2"}, {"x", "y"}};
-    char path[2048], other[2048];
-    Save s = {path, meta, t, 2, 2};
-    strcpy(path, in_dir("save"));
-    save_floats(path, old, 4, 1);
-    expect_failed_save(save_limited, &s, "write: File too large");
-    t[1].name = "w";
-    expect_failed_save(save, &s, "tensor \"w\"; expected once");
-    t[1].name = "__metadata__";
-    expect_failed_save(save, &s, "cannot save");
-    t[1].name = "\xff";
-    expect_failed_save(save, &s, "UTF-8");
-    t[1].name = "v";
-    t[1].ndim = 9;
-    expect_failed_save(save, &s, "dimensions");
-    t[1].ndim = 1;
-    meta[1].key = "checksum";
-    expect_failed_save(save, &s, "metadata \"checksum\"; expected once");
-    meta[1].key = "x";
-    s.path = other;
-    strcpy(other, in_dir("absent/save"));
-    expect_failed_save(save, &s, "No such file or directory");
-    strcpy(other, in_dir("save/save")); // a file as a directory
-    expect_failed_save(save, &s, "Not a directory");
-    strcpy(other, dir);
-    expect_failed_save(save, &s, "got a directory");
-    strcpy(other, "/dev/null"); // root could replace it
-    expect_failed_save(save, &s, "got a special file");
-    if (geteuid() != 0) {
-        strcpy(other, in_dir("save2"));
-        chmod(dir, 0500);
-        expect_failed_save(save, &s, "Permission denied");
-        chmod(dir, 0700);
-    }
-    memset(other, 'x', 300);
-    other[300] = 0;
-    expect_failed_save(save, &s, "File name too long");
-    s.path = path;
-    CHECK(run_child(save, &s).code == 0 && run_child(verify_file, path).code == 0, "then it works");
+    mkdir(in_dir("bad"), 0777);
+    mkdir(in_dir("bad/log.csv"), 0777);
+    log = log_in("bad");
+    expect_die(open_log, &log, EXIT_DATA, "bad/log.csv: cannot write: Is a directory");
     empty_dir("");
 }
 
-// save_often: 30 saves in a row.
-static void save_often(void *path)
-{
-    float w[1000];
-    for (int i = 0; i < 30; i++) {
-        for (int k = 0; k < 1000; k++)
-            w[k] = (float)(getpid() + i);
-        save_floats((const char *)path, w, 1000, i);
-    }
-}
+typedef struct {
+    const char *out;
+    int resume, force;
+} Take;
 
-static void test_safetensors_two_writers(void) // C21
+// take_dir: in a child, in the temporary directory: decide the run's directory and print it.
+static void take_dir(void *arg)
 {
-    char *path = in_dir("twice");
-    put_file(in_dir("twice.tmp-AAAAAA"), "stale", 5);
-    pid_t pid = fork();
-    if (pid == 0) {
-        save_often(path);
-        _exit(0);
-    }
-    Outcome out = run_child(save_often, path);
-    int status = 1;
-    CHECK(waitpid(pid, &status, 0) == pid && status == 0 && out.code == 0, "both can save");
-    CHECK(run_child(verify_file, path).code == 0, "the file is one of theirs");
-    CHECK(empty_dir("") == 2, "one file, one stale temporary one");
-}
-
-// save_forever: save 50 MB with a rising step until killed.
-static void save_forever(void *path)
-{
-    const size_t n = 12500000;
-    float *w = (float *)alloc_zero(n, 4, "w");
-    StFile *f = st_open((const char *)path);
-    int step = atoi(st_meta(f, "step"));
-    st_close(f);
-    for (;;) {
-        step++;
-        for (size_t i = 0; i < n; i += 1000)
-            w[i] = (float)step;
-        save_floats((const char *)path, w, n, step);
-    }
-}
-
-// print_step: verify a file and print its step.
-static void print_step(void *path)
-{
-    StFile *f = st_open((const char *)path);
-    st_verify(f);
-    printf("step %s\n", st_meta(f, "step"));
-    st_close(f);
-}
-
-static void test_safetensors_killed_saves(void) // G05
-{
-    char path[2048];
-    float w[4] = {0};
-    int last = 0, stale = 0;
-    uint32_t random = 12345;
-    strcpy(path, in_dir("killed"));
-    save_floats(path, w, 4, 0);
-    for (int k = 0; k < 50; k++) {
-        fflush(stdout);
-        pid_t pid = fork();
-        if (pid == 0) {
-            save_forever(path);
-            _exit(0);
-        }
-        random = random * 1664525u + 1013904223u;
-        usleep((random >> 8) % 200000);
-        kill(pid, SIGKILL);
-        waitpid(pid, NULL, 0);
-        Outcome out = run_child(print_step, path);
-        int step = -1;
-        sscanf(out.text, "step %d", &step);
-        CHECK(out.code == 0 && step >= last, "kill %d: step %d after %d: %s", k, step, last,
-              out.text);
-        last = step;
-        stale += empty_dir(".tmp-");
-    }
-    CHECK(stale >= 10, "expected 10 of 50 kills during a save, got %d", stale);
-    CHECK(last >= 1, "expected saves between the kills, got %d", last);
-    printf("50 kills: %d during a save, %d saves completed\n", stale, last);
-    empty_dir("");
-}
-
-// ----------------------------------------------------------------------------
-// [diff]
-
-// run_diff: dev/diff with the words of `arg` as its arguments, in a child.
-static void run_diff(void *arg)
-{
-    char *words[10] = {(char *)"diff"};
-    int n = 1;
-    for (char *w = strtok((char *)arg, " "); w && n < 9; w = strtok(NULL, " "))
-        words[n++] = w;
+    const Take *take = (const Take *)arg;
+    Log log = log_none();
+    struct stat st;
     if (chdir(dir))
         exit(99);
-    optind = 1;
-    exit(diff_main(n, words));
+    log_take_dir(&log, take->out, "copying", "quadratic", take->resume, take->force);
+    printf("%s%s", log.dir, stat(log.dir, &st) || !S_ISDIR(st.st_mode) ? " is missing" : "");
 }
 
-// expect_diff: one check that dev/diff with these arguments ends with this code and prints that.
-static void expect_diff(const char *args, int code, const char *substring)
+// taken: one check that --out (NULL: none) with these flags gives the directory `expected`.
+static void taken(const char *out, int resume, int force, const char *expected)
 {
-    char copy[256];
-    snprintf(copy, sizeof copy, "%s", args);
-    Outcome out = run_child(run_diff, copy);
-    CHECK(out.code == code && strstr(out.text, substring),
-          "diff %s: expected code %d and \"%s\", got %d and\n%s", args, code, substring, out.code,
-          out.text);
+    Take take = {out, resume, force};
+    Outcome got = run_child(take_dir, &take);
+    CHECK(got.code == 0 && !strcmp(got.text, expected), "--out %s: expected %s, got code %d and %s",
+          out ? out : "(none)", expected, got.code, got.text);
 }
 
-static void test_diff(void)
+// not_taken: one check that --out ends with this exit code and a message that holds `part`.
+static void not_taken(const char *out, int force, int code, const char *part)
 {
-    float x[6] = {1, 2, 3, 4, 5, 6}, big[2] = {3, 4}, noise[2] = {1e-8f, 2e-8f};
-    int32_t i[4] = {1, 2, 3, 4};
-    double x64[6] = {1, 2, 3, 4, 5, 6};
-    StTensor a[] = {{"acts.x", ST_F32, 2, {2, 3}, x},
-                    {"inputs", ST_I32, 2, {2, 2}, i},
-                    {"grads.big", ST_F32, 1, {2}, big},
-                    {"grads.noise", ST_F32, 1, {2}, noise},
-                    {"only.a", ST_F32, 1, {6}, x},
-                    {"none", ST_F32, 1, {0}, NULL}};
-    StTensor b[6];
-    memcpy(b, a, sizeof a);
-    st_write(in_dir("a"), NULL, 0, a, 6);
-    b[4].name = "only.b";
-    st_write(in_dir("b"), NULL, 0, b, 6);
-    expect_diff("a b", 0, "5 tensors agree, 0 do not, 2 in one file only\n");
-    expect_diff("a b", 0, "only in b\n");
-    expect_diff("a a", 0, "6 tensors agree, 0 do not, 0 in one file only\n");
-    b[0].dtype = ST_F64;
-    b[0].data = x64;
-    st_write(in_dir("b"), NULL, 0, b, 6);
-    expect_diff("a b", 0, "5 tensors agree");
-    x64[4] *= 1 + 5e-3; // between the bounds for fp32 and bf16
-    noise[1] = 1.1e-8f;
-    st_write(in_dir("b"), NULL, 0, b, 6);
-    expect_diff("a b", 1, "[1,1]            DIFFERS\n");
-    expect_diff("a b", 1, "4 tensors agree, 1 do not, 2 in one file only\n");
-    expect_diff("--bf16 a b", 0, "5 tensors agree");
-    expect_diff("a b --forward=0.01", 0, "5 tensors agree");
-    expect_diff("b a --bf16 --forward 1e-3", 1, "1 do not");
-    b[0] = a[0];
-    big[1] *= 1.001f;
-    st_write(in_dir("b"), NULL, 0, b, 6);
-    expect_diff("a b", 1, "DIFFERS");
-    expect_diff("a b --grad 0.01", 0, "5 tensors agree");
-    big[1] = NAN;
-    st_write(in_dir("b"), NULL, 0, b, 6);
-    expect_diff("a b --grad 1e9", 1, "[1]              DIFFERS: NaN or Inf\n");
-    expect_diff("b a --grad 1e9", 1, "NaN or Inf");
-    big[1] = 4;
-    i[2]++;
-    st_write(in_dir("b"), NULL, 0, b, 6);
-    expect_diff("a b --forward 1e9", 1, "[1,0]            DIFFERS\n");
-    b[1].shape[0] = 1;
-    st_write(in_dir("b"), NULL, 0, b, 6);
-    expect_diff("a b", 1, "DIFFERS: shape [1,2]");
-    b[1] = a[0];
-    b[1].name = "inputs";
-    b[1].shape[1] = 2;
-    b[1].shape[0] = 2;
-    st_write(in_dir("b"), NULL, 0, b, 6);
-    expect_diff("a b", 1, "DIFFERS: dtype I32 and F32");
-    st_write(in_dir("b"), NULL, 0, b + 4, 1);
-    expect_diff("a b", 1, "0 tensors agree, 0 do not, 7 in one file only\n");
-    expect_diff("a absent", 3, "error: absent: cannot open");
-    expect_diff("a .", 3, "got a directory");
-    expect_diff("a", 2, "expected two files, got 1");
-    expect_diff("a b --froward 1", 2, "--froward: unknown option");
-    expect_diff("a b --grad", 2, "--grad: expected a value");
-    expect_diff("a b --grad 1x", 2, "expected a number >= 0, got 1x");
-    expect_diff("a b --grad nan", 2, "got nan");
-    expect_diff("--help", 0, "usage: diff");
+    Take take = {out, force < 0, force > 0}; // force -1: resume
+    expect_die(take_dir, &take, code, part);
+}
+
+// test_log_directories: the next free one; a given one is new, or the user says what to do (C18).
+static void test_log_directories(void)
+{
+    char longest[LOG_DIR + 10];
+    taken(NULL, 0, 0, "runs/copying-quadratic-001");
+    taken(NULL, 0, 0, "runs/copying-quadratic-002");
+    taken(NULL, 0, 1, "runs/copying-quadratic-003");
+    rmdir(in_dir("runs/copying-quadratic-002"));
+    put_file(in_dir("runs/copying-quadratic-004"), "", 0); // a file takes its number too
+    taken(NULL, 0, 0, "runs/copying-quadratic-002");
+    taken(NULL, 0, 0, "runs/copying-quadratic-005");
+    taken("new", 0, 0, "new");
+    taken("new", 0, 0, "new"); // still empty
+    taken("deep/er/run/", 0, 0, "deep/er/run/");
+    taken(in_dir("absolute/run"), 0, 0, in_dir("absolute/run"));
+    put_file(in_dir("new/x"), "precious", 8);
+    not_taken("new", 0, EXIT_USAGE, "--out new: expected a new directory");
+    not_taken("new/", 0, EXIT_USAGE, "\nhint: --resume goes on with that run, --force overwrites");
+    taken("new", 1, 0, "new");
+    taken("new", 0, 1, "new");
+    CHECK(access(in_dir("new/x"), F_OK) == 0, "nothing was deleted");
+    not_taken("lost", -1, EXIT_DATA, "--out lost: expected the directory of a run to resume");
+    CHECK(access(in_dir("lost"), F_OK), "a run that is not there is not made by --resume");
+    put_file(in_dir("file"), "x", 1);
+    for (int force = -1; force < 2; force++) {
+        not_taken("file", force, EXIT_DATA, "--out file: expected a directory");
+        not_taken("file/run", force, EXIT_DATA, "--out file/run: ");
+        not_taken("/proc/seqc/run", force, EXIT_DATA, "--out /proc/seqc/run: ");
+    }
+    if (geteuid() != 0) { // root may write anywhere
+        chmod(in_dir("deep"), 0500);
+        not_taken("deep/other", 0, EXIT_DATA, "Permission denied");
+        chmod(in_dir("deep"), 0700);
+    }
+    memset(longest, 'x', sizeof longest);
+    longest[sizeof longest - 1] = 0;
+    not_taken(longest, 0, EXIT_USAGE, "--out: expected a path shorter than");
+    longest[300] = 0;
+    not_taken(longest, 0, EXIT_DATA, "File name too long");
     empty_dir("");
+    put_file(in_dir("runs"), "", 0);
+    not_taken(NULL, 0, EXIT_DATA, "runs: expected a directory");
+    empty_dir("");
+}
+
+// test_log_duration: times as people read them.
+static void test_log_duration(void)
+{
+    const double seconds[] = {-1, 0, 0.4, 59.4, 59.6, 185, 3599.4, 3600, 7620, 360000};
+    const char *const texts[] = {"0s", "0s", "0s", "59s", "1m00s", "3m05s", "59m59s", "1h00m",
+                                 "2h07m", "100h00m"};
+    char text[32];
+    for (int k = 0; k < 10; k++)
+        CHECK(!strcmp(duration_text(seconds[k], text, sizeof text), texts[k]), "%g: %s, not %s",
+              seconds[k], text, texts[k]);
 }
 
 int main(void)
 {
-    const char *tmp = getenv("TMPDIR");
-    snprintf(dir, sizeof dir, "%s/seqc-test-XXXXXX", tmp && *tmp ? tmp : "/tmp");
-    if (!mkdtemp(dir))
-        die(EXIT_DATA, "%s: cannot create a directory: %s\nhint: set TMPDIR", dir, strerror(errno));
-    owner = getpid();
-    atexit(remove_dir);
+    make_dir();
     test_check_comparator();
     test_check_outliers();
-    test_safetensors_refused_headers();
-    test_safetensors_escapes();
-    test_safetensors_mutated_headers();
-    test_safetensors_large_headers();
-    test_safetensors_round_trip();
-    test_safetensors_golden();
-    test_safetensors_truncation();
-    test_safetensors_other_files();
-    test_safetensors_lengths();
-    test_safetensors_checksum();
-    test_safetensors_reading();
-    test_safetensors_failed_saves();
-    test_safetensors_two_writers();
-    test_safetensors_killed_saves();
-    test_diff();
+    test_rng_values();
+    test_rng_uniform();
+    test_rng_moments();
+    test_rng_streams();
+    test_options_accepted();
+    test_options_refused();
+    test_options_numbers();
+    test_options_trainer();
+    test_options_help();
+    test_options_edit_distance();
+    test_log_fresh();
+    test_log_resume();
+    test_log_lock();
+    test_log_directories();
+    test_log_duration();
     return test_report();
 }

@@ -134,6 +134,9 @@ static inline void log_take_dir(Log *log, const char *out, const char *task, con
     if (strlen(out) >= sizeof log->dir - 64)
         die(EXIT_USAGE, "--out: expected a path shorter than %zu characters", sizeof log->dir - 64);
     snprintf(log->dir, sizeof log->dir, "%s", out);
+    if (resume && stat(out, &st))
+        die(EXIT_DATA, "--out %s: expected the directory of a run to resume, got: %s", out,
+            strerror(errno));
     if (!resume && !force && !stat(out, &st) && S_ISDIR(st.st_mode) && !dir_is_empty(out))
         die(EXIT_USAGE,
             "--out %s: expected a new directory, this one holds files\nhint: --resume goes on with "

@@ -160,15 +160,25 @@ static inline void arena_free(Arena *a)
     a->base = NULL;
 }
 
+// name_in_list: 1 if `name` is one of the words of a list like "wte,wpe" (NULL has none).
+static inline int name_in_list(const char *name, const char *list)
+{
+    for (size_t word; list; list = *list ? list + 1 : NULL) {
+        word = strcspn(list, ",");
+        if (word == strlen(name) && !strncmp(list, name, word))
+            return 1;
+        list += word;
+    }
+    return 0;
+}
+
 // arena_elements: number of elements in all tensors but those named in `except` (may be NULL), a
 // list like "wte,wpe".
 static inline size_t arena_elements(const Arena *a, const char *except)
 {
     size_t n = 0;
-    for (int i = 0; i < a->n; i++) {
-        const char *name = a->table[i].name, *at = except ? strstr(except, name) : NULL;
-        n += at && strchr(",", at[strlen(name)]) ? 0 : tensor_size(&a->table[i]);
-    }
+    for (int i = 0; i < a->n; i++)
+        n += name_in_list(a->table[i].name, except) ? 0 : tensor_size(&a->table[i]);
     return n;
 }
 
@@ -252,9 +262,13 @@ static inline const char *shape_text(const size_t *shape, int n, char *text, siz
 // read.
 static inline size_t arena_read(Arena *a, StFile *file, const char *path, const char *prefix)
 {
+    size_t read = 0;
     for (int i = 0; i < a->n; i++) {
         char name[LIST_NAME], want[128], got[256];
         const Tensor *t = &a->table[i];
+        if (!tensor_size(t)) // it does not exist, so list_add_arena has not saved it
+            continue;
+        read++;
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
         const StEntry *entry = st_find(file, name);
         if (!entry)
@@ -273,7 +287,7 @@ static inline size_t arena_read(Arena *a, StFile *file, const char *path, const 
         if (bad < n)
             die(EXIT_DATA, "%s: %s holds a NaN or Inf at element %zu", path, name, bad);
     }
-    return (size_t)a->n;
+    return read;
 }
 
 #endif

@@ -216,8 +216,9 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
             die(EXIT_DATA, "%s: was made with --%s %s, this run has %s\nhint: give --%s %s", path,
                 o->name, theirs ? theirs : "(unknown)", ours, o->name, theirs ? theirs : ours);
     }
+    errno = 0;
     long step = step_text ? strtol(step_text, &end, 10) : -1;
-    if (step < 0 || end == step_text || *end)
+    if (step < 0 || end == step_text || *end || errno)
         die(EXIT_DATA, "%s: expected a step number in its metadata, got %s", path,
             step_text ? step_text : "none");
     return step;

@@ -1,0 +1,536 @@
+#!/usr/bin/env bash
+# test_cli.sh: the trainer as its users meet it: options, files, signals, full disks, kills.
+#
+#     ./test_cli.sh                                            # ./train_causalrn, build/diff
+#     TRAIN=build/other DIFF=build/diff ./test_cli.sh
+#
+# Prints a line for every check that fails (what, expected, got) or is skipped, and at the end
+# `N passed, N failed`; exit code 1 if any failed. Works in a temporary directory, removed at the
+# end. The numbers in comments are those of our list of failures that users of such programs report.
+set -u
+export LC_ALL=C OMP_NUM_THREADS=1 # a machine that others use as well makes more threads slow
+
+absolute() { echo "$(cd "$(dirname "$1")" && pwd)/$(basename "$1")"; }
+train=$(absolute "${TRAIN:-./train_causalrn}")
+compare=$(absolute "${DIFF:-build/diff}")
+for binary in "$train" "$compare"; do
+    [ -x "$binary" ] || { echo "error: $binary: expected a program; build it first"; exit 3; }
+done
+tmp=$(mktemp -d) && mkdir "$tmp/work" && cd "$tmp/work" || exit 3
+trap 'rm -rf "$tmp"' EXIT
+limit=$(command -v timeout >/dev/null && echo "timeout -k 5 60")
+RANDOM=1 # the kills come at the same times in every run
+passed=0 failed=0
+
+# A model that takes no time, and one whose checkpoint is large enough to be cut.
+small="--layers 1 --channels 8 --hidden 8 --batch-size 2 --string-size 2 --warmup 3"
+medium="--layers 1 --channels 24 --hidden 24 --batch-size 4 --string-size 4 --warmup 3"
+
+# but OPTION VALUE ...: $small with these instead of its own; an option may not be given twice.
+but() {
+    local word base=" $small"
+    for word in "$@"; do base=$(echo "$base" | sed -E "s/ $word [^ ]+//"); done
+    echo "$base" "$@"
+}
+
+# ---- checks
+
+# good: count a check that passed; bad WHAT EXPECTED GOT: one that failed; skip WHAT WHY: neither.
+good() { passed=$((passed + 1)); }
+bad() { failed=$((failed + 1)); echo "FAIL $1: expected $2, got $3"; }
+skip() { echo "skip $1: $2"; }
+
+# is WHAT EXPECTED GOT: the two texts are equal; of long ones the first lines that differ are shown.
+is() {
+    if [ "$2" = "$3" ]; then
+        good
+    elif [ ${#2} -lt 200 ] && [ ${#3} -lt 200 ]; then
+        bad "$1" "$2" "$3"
+    else
+        bad "$1" "the same text" "$(diff <(echo "$2") <(echo "$3") | head -6)"
+    fi
+}
+
+# has WHAT PATTERN FILE: a line of the file matches the extended regular expression.
+has() {
+    if grep -aqE -e "$2" "$3"; then good; else bad "$1" "a line like $2" "$(head -c 600 "$3")"; fi
+}
+
+# same WHAT FILE FILE: the files are bit for bit the same.
+same() { if cmp -s "$2" "$3"; then good; else bad "$1" "$2 = $3" "$(cmp "$2" "$3" 2>&1)"; fi; }
+
+# run ARGS: the trainer; $code, and $tmp/out, $tmp/err with what it printed.
+run() { $limit "$train" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; code=$?; }
+
+# works ARGS: exit code 0, no complaint, a RESULT line (or that of a dump).
+works() {
+    run "$@"
+    if [ $code = 0 ] && [ ! -s "$tmp/err" ] && grep -qE "^(RESULT|dump:) " "$tmp/out"; then
+        good
+    else
+        bad "$*" "exit code 0 and RESULT" "exit code $code, $(head -c 400 "$tmp/err")"
+    fi
+}
+
+# sums: a line for every file and directory here, with checksum and size of the files.
+sums() { find . -type d | sort; find . -type f -exec cksum {} + | sort -k3; }
+
+# clean WHAT CODE PATTERN: what `run` left is one line `error: ...` that matches the pattern, then
+# at most one line `hint: ...`, and this exit code.
+clean() {
+    local lines other
+    lines=$(wc -l <"$tmp/err")
+    other=$(sed '1{/^error: /d;};2{/^hint: /d;}' "$tmp/err")
+    if [ $code = "$2" ] && [ "$lines" -ge 1 ] && [ -z "$other" ] &&
+        head -1 "$tmp/err" | grep -qE -e "$3"; then
+        good
+    else
+        bad "$1" "exit code $2 and an error like $3" "exit code $code, $(head -c 600 "$tmp/err")"
+    fi
+}
+
+# refused CODE PATTERN ARGS: fails cleanly before step 0, and no file here is made or changed.
+refused() {
+    local want=$1 pattern=$2 before
+    shift 2
+    before=$(sums)
+    run "$@"
+    clean "$*" "$want" "$pattern"
+    is "files after $*" "$before" "$(sums)"
+    if grep -q "^step " "$tmp/out"; then bad "$*" "an end before step 0" "$(cat "$tmp/out")"; fi
+}
+
+# rows LOG: the columns of log.csv that a resumed run shares with an unbroken one.
+rows() { grep -v "^#" "$1" | cut -d, -f1-6; }
+
+# same_run WHAT DIR DIR: two runs ended in the same bits: checkpoints, and logs but for the times.
+same_run() {
+    same "$1" "$2/checkpoint.safetensors" "$3/checkpoint.safetensors"
+    is "$1, log.csv" "$(rows "$2/log.csv")" "$(rows "$3/log.csv")"
+}
+
+# saved_step DIR: the step of its checkpoint.
+saved_step() {
+    head -c 8192 "$1/checkpoint.safetensors" | grep -aoE '"step":"[0-9]+"' | grep -oE '[0-9]+'
+}
+
+# wait_for FILE: until it exists, at most 20 seconds.
+wait_for() { for _ in $(seq 1000); do [ -e "$1" ] && return; sleep 0.02; done; }
+
+# tensors FILE: a line `name dtype shape` for every tensor of a safetensors file, sorted.
+tensors() {
+    tail -c +9 "$1" | head -c "$(od -An -tu8 -N8 "$1" | tr -d ' ')" |
+        grep -oE '"[^"]*":\{"dtype":"[^"]*","shape":\[[0-9,]*\]' |
+        sed -E 's/^"([^"]*)":\{"dtype":"([^"]*)","shape":\[(.*)\]$/\1 \2 \3/' | sort
+}
+
+# ---- options
+
+# --help exits 0 and shows every preset; every preset it shows works.
+test_help() {
+    local preset
+    run --help
+    is "--help" 0 $code
+    is "--help, standard error" "" "$(cat "$tmp/err")"
+    cp "$tmp/out" "$tmp/help"
+    for preset in main copy-s16 copy-s32 copy-s64 copy-s128 copy-s256 state-expansion; do
+        has "--help" "^  $preset +[^ ]" "$tmp/help"
+    done
+    for preset in $(sed -n '/^Presets/,$p' "$tmp/help" | grep -oE '^  [a-z0-9-]+'); do
+        works --preset "$preset" $small --steps 0
+    done
+}
+
+# alone OPTION [VALUE]: valid with the defaults of all others, but those that make a run short.
+alone() {
+    local base args=("$@")
+    tried="$tried ${1#--}"
+    for base in --steps=1 --batch-size=1 --string-size=2 --out=alone$((++alone_count)); do
+        [[ $1 == "${base%%=*}" || $1 == --out ]] && [[ $base == "$1="* ]] || args+=("$base")
+    done
+    works "${args[@]}"
+}
+
+# Every option, alone (D06); `tried` must name every one that --help shows.
+test_every_option() {
+    local tried="help resume" alone_count=0 option
+    works --batch-size 1 --string-size 2 --steps 1 --out every
+    for option in "task copying" "string-size 5" "model linear" "causal yes" "prenorm approx" \
+        "prenorm none" "postnorm no" "activation relu" "activation elu" "activation gelu" \
+        "layers 3" "channels 7" "hidden 5" "batch-size 3" "steps 2" "lr 1e-4" "warmup 0" \
+        "schedule cosine" "lr-min 1e-5" "grad-clip 0" "weight-decay 0.1" "beta1 0" "beta2 0.99" \
+        "adam-eps 1e-6" "stop-at 0.5" "seed 0" "threads 2" "eval-every 1" "save-every 1" \
+        "print-every 1" "out elsewhere" "force" "load every/checkpoint.safetensors" "dump d" \
+        "preset main"; do
+        alone --${option%% *} $([[ $option == *" "* ]] && echo "${option#* }")
+    done
+    works --batch-size 1 --string-size 2 --steps 2 --out every --resume
+    for option in $(grep -oE '^  --[a-z0-9-]+' "$tmp/help" | tr -d ' '); do
+        case " $tried " in
+        *" ${option#--} "*) good ;;
+        *) bad "test_every_option" "a try of $option" "none" ;;
+        esac
+    done
+    works $small --steps 1
+    is "the default directory" "runs/copying-quadratic-001" "$(ls -d runs/*)"
+}
+
+# What makes no sense is refused with its reason; what is mistyped, with the option and the value.
+test_refused_options() {
+    refused 2 "--activation.*exp" $small --model linear --activation relu
+    refused 2 "--prenorm.*factor" $small --model linear --prenorm exact
+    refused 2 "--causal no.*targets" $small --causal no
+    refused 2 "--hidden 492.*491" $(but --hidden 492 --prenorm approx)
+    works $(but --hidden 491 --prenorm approx --steps 0)
+    refused 2 "--resume.*--force" $small --out x --resume --force
+    refused 2 "--resume.*--load" $small --out x --resume --load y
+    refused 2 "--resume.*--out" $small --resume
+    refused 2 "--lr-min" $small --lr 1e-4 --lr-min 1e-3
+    refused 2 "--batch-size.*\"8x\"" --batch-size 8x
+    refused 2 "--steps.*99999999999" --steps 99999999999
+    refused 2 "--lr.*nan" --lr nan
+    refused 2 "--lr.*1e400" --lr 1e400
+    refused 2 "--lr.*-1" --lr -1
+    refused 2 "--grad-clip.*-1" --grad-clip -1
+    refused 2 "--batch-size.*got 0" --batch-size 0
+    refused 2 "--layers.*got 0" --layers 0
+    refused 2 "--channels.*got -1" --channels -1
+    refused 2 "--seed.*-1" --seed -1
+    refused 2 "--seed.*18446744073709551616" --seed 18446744073709551616
+    refused 2 "--lr.*twice" --lr 1e-3 --lr 1e-3
+    refused 2 "bogus" --bogus
+    refused 2 "nearest is --seed" -seed 1
+    refused 2 "nearest is --string-size" --sting-size 3
+    refused 2 "\"word\"" word
+    refused 2 "--lr needs a value" --lr
+    refused 2 "--lr needs a value.*--seed" --lr --seed 1
+    refused 2 "no preset \"mian\"" --preset mian
+}
+
+# ---- evaluation and dumps
+
+# --steps 0 evaluates and writes no run; it says how many threads it has (E03).
+test_steps_0() {
+    local before
+    before=$(sums)
+    works $small --steps 0 --threads 2
+    has "--steps 0" "^RESULT .*steps=0 .*accuracy=" "$tmp/out"
+    has "--threads 2" "2 threads" "$tmp/out"
+    works $small --steps 0 --out nowhere --threads 1
+    has "--threads 1" "1 threads?" "$tmp/out"
+    is "files after --steps 0" "$before" "$(sums)"
+}
+
+# --steps 0 --dump F: exactly the tensors that tools rely on, and the same bits every time.
+test_dump() {
+    local shape="--layers 2 --channels 6 --hidden 5 --batch-size 3 --string-size 4 --steps 0"
+    local p expected name
+    works $shape --dump d1
+    works $shape --dump d2
+    works $shape --dump d3 --seed 2
+    works $shape --dump d4 --threads 2
+    works $shape --dump d5 --model linear
+    same "two dumps" d1 d2
+    same "dumps of one and two threads" d1 d4
+    expected=$(for p in params grads; do
+        echo "$p.wte F32 29,6,$p.wpe F32 10,6,$p.right_w F32 2,5,6,$p.right_b F32 2,5"
+        echo "$p.left_w F32 2,5,6,$p.out_w F32 2,6,5,$p.out_b F32 2,6,$p.head_w F32 29,6"
+    done | sed -E "s/,(params|grads)/\n\1/g"; echo "inputs I32 3,10
+targets I32 3,10
+loss F32 1")
+    is "tensors of a dump" "$(echo "$expected" | sort)" "$(tensors d1 | grep -v '^acts')"
+    for name in "x F32 3,3,10,6" "a F32 2,3,10,5" "b F32 2,3,10,5" "o F32 2,3,10,5" \
+        "logits F32 3,10,29"; do
+        is "tensors of a dump" "acts.$name" "$(tensors d1 | grep "^acts.${name%% *} ")"
+        is "tensors of a linear dump" "acts.$name" "$(tensors d5 | grep "^acts.${name%% *} ")"
+    done
+    "$compare" d1 d2 >"$tmp/out" 2>&1
+    is "diff of equal dumps" 0 $?
+    has "diff of equal dumps" " 0 do not, 0 in one file only" "$tmp/out"
+    "$compare" d1 d3 >"$tmp/out" 2>&1
+    is "diff of dumps of two seeds" 1 $?
+    works ${shape% *} 2 --dump d6 --out dumped
+    "$compare" d1 d6 >"$tmp/out" 2>&1
+    is "diff of dumps with and without training" 0 $?
+    refused 3 "absent/d.*No such file" $shape --dump absent/d
+    refused 3 "got a directory" $shape --dump .
+}
+
+# ---- resuming
+
+# 10 steps and 10 more are 20 steps, bit for bit (F01); so are runs of one and of three threads.
+test_resume() {
+    local threads
+    works $medium --steps 20 --out r20
+    works $medium --steps 10 --out r10
+    works $medium --steps 20 --out r10 --resume
+    same_run "resumed at 10" r20 r10
+    works $medium --steps 20 --out r20 --resume
+    same_run "resumed when done" r20 r10
+    works $medium --steps 20 --out r20 --force
+    same_run "--force starts over" r20 r10
+    for threads in 1 2 3; do # large enough for parallel products
+        works --string-size 8 --batch-size 6 --steps 4 --out t$threads --threads $threads
+    done
+    same_run "1 and 2 threads" t1 t2
+    same_run "1 and 3 threads" t1 t3
+    works $medium --steps 12 --model linear --schedule cosine --lr-min 1e-5 --eval-every 4 --out l12
+    works $medium --steps 12 --model linear --schedule cosine --lr-min 1e-5 --eval-every 4 \
+        --save-every 4 --out l4
+    same_run "--save-every changes nothing" l12 l4
+}
+
+# A run killed without warning goes on from its last save with the same command and --resume.
+test_resume_killed() {
+    local args="--string-size 8 --batch-size 16 --layers 1 --steps 40 --schedule cosine --warmup 3"
+    local pid
+    args="$args --lr-min 1e-5 --save-every 10 --eval-every 7"
+    works $args --out whole
+    "$train" $args --out killed >"$tmp/out" 2>&1 &
+    pid=$!
+    wait_for killed/checkpoint.safetensors
+    kill -9 $pid
+    wait $pid 2>/dev/null
+    is "kill -9" 137 $?
+    is "killed after a save, before the end" 1 "$(($(saved_step killed) < 40))"
+    works $args --out killed --resume
+    same_run "resumed after kill -9" whole killed
+    printf '39,train,0.5' >>killed/log.csv # a line that was being written
+    works $args --out killed --resume
+    same_run "resumed after half a line" whole killed
+    refused 3 "--steps 40" ${args/--steps 40/--steps 50} --out killed --resume
+    refused 3 "--lr-min" ${args/1e-5/2e-5} --out killed --resume
+    refused 3 "--seed 1" $args --out killed --resume --seed 2
+}
+
+# Ctrl-C saves, says how to go on, exits 130; another run in its directory is refused (C21).
+test_interrupt() {
+    local pid step
+    "$train" $small --steps 1000000 --save-every 10 --out int >"$tmp/int" 2>&1 &
+    pid=$!
+    wait_for int/checkpoint.safetensors
+    run $small --steps 1000000 --out int --resume
+    clean "a second run with --resume" 3 "int/log.csv.*another run"
+    run $small --steps 1000000 --out int --force
+    clean "a second run with --force" 3 "int/log.csv.*another run"
+    run $small --steps 1000000 --out int
+    clean "a second run" 2 "--out int"
+    kill -INT $pid
+    wait $pid
+    is "exit code after SIGINT" 130 $?
+    has "after SIGINT" "--out int --resume" "$tmp/int"
+    step=$(saved_step int)
+    is "a checkpoint at the step of the last evaluation" \
+        "$step" "$(tail -1 int/log.csv | grep ',val,' | cut -d, -f1)"
+    is "rows of log.csv" "$(seq 0 $((step - 1)))" "$(grep ,train, int/log.csv | cut -d, -f1)"
+    works $small --steps $((step + 5)) --out int --resume
+    works $small --steps $((step + 5)) --out int2
+    same_run "resumed after SIGINT" int int2
+}
+
+# 20 kills at any time of a run that saves at every step (G05): the checkpoint always loads, its
+# step never goes back, and what comes out is what an unbroken run gives.
+test_kills() {
+    local pid k step last=1 stale
+    works $small --steps 1 --out kills
+    for k in $(seq 20); do
+        "$train" $small --steps 1000000 --save-every 1 --out kills --resume >"$tmp/out" 2>&1 &
+        pid=$!
+        sleep "0.$(printf %03d $((RANDOM % 150 + 5)))"
+        kill -9 $pid
+        wait $pid 2>/dev/null
+        works $small --steps 0 --load kills/checkpoint.safetensors
+        step=$(saved_step kills)
+        if [ "${step:-0}" -ge $last ]; then good; else bad "kill $k" "step >= $last" "$step"; fi
+        last=$step
+    done
+    is "progress in 20 kills" 1 "$((last > 1))"
+    stale=$(find kills -name '*.tmp-*' | wc -l)
+    works $small --steps $((last + 3)) --out kills --resume
+    works $small --steps $((last + 3)) --out unbroken
+    same_run "resumed after 20 kills ($stale during a save)" kills unbroken
+}
+
+# ---- directories and files
+
+# A run is never overwritten unasked, and what cannot be a directory is said before step 0 (C18).
+test_directories() {
+    works $small --steps 2 --out mine
+    echo precious >mine/notes
+    refused 2 "--out mine.*new" $small --steps 3 --out mine
+    works $small --steps 3 --out mine --force
+    works $small --steps 3 --out fresh
+    same_run "--force starts over" mine fresh
+    is "--force keeps other files" precious "$(cat mine/notes)"
+    works $small --steps 1 --out a/b/c
+    mkdir empty
+    works $small --steps 1 --out empty
+    echo x >file
+    refused 3 "--out file" $small --out file
+    refused 3 "--out file" $small --out file --force
+    refused 3 "file/run" $small --out file/run
+    refused 3 "/proc/seqc/run" $small --out /proc/seqc/run
+    refused 3 "--out nowhere" $small --out nowhere --resume
+    mkdir void
+    refused 3 "void/checkpoint.safetensors.*No such file" $small --out void --resume
+    mkdir readonly && chmod 500 readonly
+    if [ "$(id -u)" = 0 ]; then
+        skip "a read-only directory" "root may write there"
+    else
+        refused 3 "readonly/run.*Permission denied" $small --out readonly/run
+        refused 3 "readonly/log.csv.*Permission denied" $small --out readonly
+    fi
+}
+
+# not_loaded PATTERN: bad.safetensors is refused by --load and by --resume, which change nothing.
+not_loaded() {
+    refused 3 "bad.safetensors.*$1" $small --steps 2 --load bad.safetensors --out new
+    cp bad.safetensors victim/checkpoint.safetensors
+    refused 3 "victim/checkpoint.safetensors.*$1" $small --steps 2 --out victim --resume
+}
+
+# Truncated, damaged and foreign files (C01, C02), and those of other models (C24, B19).
+test_bad_files() {
+    local size cut
+    works $small --steps 1 --out ckpt
+    works $small --steps 1 --out victim
+    size=$(wc -c <ckpt/checkpoint.safetensors)
+    for cut in 0 4 8 100 $((size / 2)) $((size - 1)); do
+        head -c "$cut" ckpt/checkpoint.safetensors >bad.safetensors
+        not_loaded "(short|cut|length).*expected"
+    done
+    { cat ckpt/checkpoint.safetensors; echo; } >bad.safetensors
+    not_loaded "long"
+    { head -c $((size - 9)) ckpt/checkpoint.safetensors; printf 'xxxxxxxxx'; } >bad.safetensors
+    not_loaded "checksum"
+    printf 'Once upon a time there was a file.\n' >bad.safetensors
+    not_loaded "expected"
+    has "a text file" "plain text" "$tmp/err"
+    printf '\211PNG\r\n\032\n\0\0\0\rIHDR' >bad.safetensors
+    not_loaded "expected"
+    has "an image" "PNG" "$tmp/err"
+    works $small --steps 0 --dump bad.safetensors
+    not_loaded "tensor"
+    refused 3 "absent.*No such file" $small --load absent --out new
+    refused 3 "ckpt.*directory" $small --load ckpt --out new
+    refused 3 "/dev/null" $small --load /dev/null --out new
+    works $small --steps 0 --load ckpt/checkpoint.safetensors
+    works $(but --batch-size 3 --lr 0.5 --seed 9) --steps 0 --load ckpt/checkpoint.safetensors
+    refused 3 "--hidden 8" $(but --hidden 9) --load ckpt/checkpoint.safetensors
+    refused 3 "--model quadratic" $small --model linear --load ckpt/checkpoint.safetensors
+    refused 3 "params.wpe.*\(8,8\).*\(6,8\)|--string-size" \
+        $(but --string-size 3) --load ckpt/checkpoint.safetensors
+    works $small --steps 1 --load ckpt/checkpoint.safetensors --out loaded
+}
+
+# A save that fails (C19) ends the run, leaves the old checkpoint and no half-written one.
+test_failed_save() {
+    local before
+    works $medium --steps 5 --out full
+    before=$(cksum <full/checkpoint.safetensors)
+    (
+        trap '' XFSZ
+        ulimit -f 8
+        run $medium --steps 10 --out full --resume
+        exit $code
+    )
+    code=$?
+    clean "a full disk" 3 "full/checkpoint.safetensors.*(File too large|size check)"
+    is "the old checkpoint after a failed save" "$before" "$(cksum <full/checkpoint.safetensors)"
+    is "files after a failed save" "checkpoint.safetensors log.csv" "$(ls full | xargs)"
+    works $medium --steps 10 --out full --resume
+    works $medium --steps 10 --out full2
+    same_run "resumed after a failed save" full full2
+}
+
+# The new checkpoint is on the disk before it takes the old one's name, and the name after (C20).
+test_sync() {
+    if ! strace -o "$tmp/trace" true 2>/dev/null; then
+        skip "fsync before and after rename" "strace does not work here"
+        return
+    fi
+    strace -f -e trace=openat,fsync,rename,renameat,renameat2 -o "$tmp/trace" \
+        "$train" $small --steps 1 --out sync >/dev/null 2>&1
+    is "strace" 0 $?
+    sed -nE 's/.*openat\(AT_FDCWD, "sync\/checkpoint.safetensors\.tmp[^"]*".* = ([0-9]+)$/open \1/p
+             s/.*openat\(AT_FDCWD, "sync",.* = ([0-9]+)$/directory \1/p
+             s/.*fsync\(([0-9]+)\).* = 0$/fsync \1/p
+             s/.*rename.*"sync\/checkpoint.safetensors.tmp.*"sync\/checkpoint.safetensors".*/rename/p
+            ' "$tmp/trace" | xargs >"$tmp/calls"
+    has "order of system calls" "^open ([0-9]+) fsync \1 rename directory ([0-9]+) fsync \2$" \
+        "$tmp/calls"
+}
+
+# ---- numbers
+
+# A loss that is not finite stops the run by its step; the last good checkpoint stays (A27).
+test_nan() {
+    local before
+    works $(but --warmup 0 --lr 1e30) --steps 1 --out nan
+    before=$(cksum <nan/checkpoint.safetensors)
+    run $(but --warmup 0 --lr 1e30) --steps 20 --out nan --resume
+    clean "--lr 1e30" 1 "^error: step [0-9]+: .*(loss|norm)"
+    is "the checkpoint after a bad step" "$before" "$(cksum <nan/checkpoint.safetensors)"
+    works $small --steps 0 --load nan/checkpoint.safetensors --lr 1e30
+}
+
+# Four seeds, four different first losses; the seed is printed (D07).
+test_seeds() {
+    local seed losses=""
+    for seed in 0 1 2 18446744073709551615; do
+        works $small --steps 1 --seed $seed --out seed$seed
+        has "--seed $seed" "seed=$seed( |$)" "$tmp/out"
+        has "--seed $seed, log.csv" "^#.* seed=$seed( |$)" seed$seed/log.csv
+        losses="$losses $(grep '^0,train' seed$seed/log.csv | cut -d, -f3)"
+    done
+    is "different first losses of $losses" 4 "$(echo $losses | tr ' ' '\n' | sort -u | wc -l | xargs)"
+}
+
+# Models that no memory holds end in one line (G01), before a directory is made.
+test_memory() {
+    if ! (ulimit -v 4000000) 2>/dev/null; then
+        skip "too little memory" "ulimit -v does not work here"
+        return
+    fi
+    (
+        failed=0
+        ulimit -v 4000000
+        refused 4 "cannot allocate [0-9.]+ GiB" --batch-size 1000000 --layers 1000
+        refused 4 "does not fit in memory|cannot allocate" --batch-size 1000000 --layers 1024 \
+            --channels 65536 --hidden 65536 --string-size 1000000
+        exit $((failed > 0))
+    )
+    is "models that do not fit" 0 $?
+}
+
+# The log begins with what is needed to repeat the run.
+test_log() {
+    works $small --steps 3 --eval-every 2 --out log
+    has "log.csv" "^#.* task=copying" log/log.csv
+    has "log.csv" "^# git=.* compiler=" log/log.csv
+    is "columns of log.csv" "step,split,loss,acc,lr,grad_norm,ms,tokens_per_s" \
+        "$(grep -v '^#' log/log.csv | head -1)"
+    is "rows of log.csv" "0,train 1,train 2,val 2,train 3,val" \
+        "$(grep -v '^#' log/log.csv | tail -n +2 | cut -d, -f1,2 | xargs)"
+    is "the last line" RESULT "$(tail -1 "$tmp/out" | cut -d' ' -f1)"
+}
+
+test_help
+test_every_option
+test_refused_options
+test_steps_0
+test_dump
+test_resume
+test_resume_killed
+test_interrupt
+test_kills
+test_directories
+test_bad_files
+test_failed_save
+test_sync
+test_nan
+test_seeds
+test_memory
+test_log
+echo "$passed passed, $failed failed"
+[ $failed = 0 ]

@@ -17,7 +17,7 @@ for binary in "$train" "$compare"; do
     [ -x "$binary" ] || { echo "error: $binary: expected a program; build it first"; exit 3; }
 done
 tmp=$(mktemp -d) && mkdir "$tmp/work" && cd "$tmp/work" || exit 3
-trap 'rm -rf "$tmp"' EXIT
+trap 'kill -9 $(jobs -p) 2>/dev/null; rm -rf "$tmp"' EXIT
 limit=$(command -v timeout >/dev/null && echo "timeout -k 5 60")
 RANDOM=1 # the kills come at the same times in every run
 passed=0 failed=0
@@ -116,6 +116,17 @@ saved_step() {
 
 # wait_for FILE: until it exists, at most 20 seconds.
 wait_for() { for _ in $(seq 1000); do [ -e "$1" ] && return; sleep 0.02; done; }
+
+# ends PID: wait until it does, at most 20 seconds; $code is its exit code.
+ends() {
+    for _ in $(seq 1000); do
+        kill -0 "$1" || break
+        sleep 0.02
+    done
+    kill -9 "$1"
+    wait "$1"
+    code=$?
+} 2>/dev/null # bash reports a killed child when it hears of it
 
 # tensors FILE: a line `name dtype shape` for every tensor of a safetensors file, sorted.
 tensors() {
@@ -290,8 +301,8 @@ test_resume_killed() {
     pid=$!
     wait_for killed/checkpoint.safetensors
     kill -9 $pid
-    wait $pid 2>/dev/null
-    is "kill -9" 137 $?
+    ends $pid
+    is "kill -9" 137 $code
     is "killed after a save, before the end" 1 "$(($(saved_step killed) < 40))"
     works $args --out killed --resume
     same_run "resumed after kill -9" whole killed
@@ -316,8 +327,8 @@ test_interrupt() {
     run $small --steps 1000000 --out int
     clean "a second run" 2 "--out int"
     kill -INT $pid
-    wait $pid
-    is "exit code after SIGINT" 130 $?
+    ends $pid
+    is "exit code after SIGINT" 130 $code
     has "after SIGINT" "--out int --resume" "$tmp/int"
     step=$(saved_step int)
     is "a checkpoint at the step of the last evaluation" \
@@ -338,7 +349,7 @@ test_kills() {
         pid=$!
         sleep "0.$(printf %03d $((RANDOM % 150 + 5)))"
         kill -9 $pid
-        wait $pid 2>/dev/null
+        ends $pid
         works $small --steps 0 --load kills/checkpoint.safetensors
         step=$(saved_step kills)
         if [ "${step:-0}" -ge $last ]; then good; else bad "kill $k" "step >= $last" "$step"; fi

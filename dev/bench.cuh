@@ -1,20 +1,12 @@
-// bench.cuh: what every kernel ladder in dev/ shares: options, guarded buffers, check, timing, table.
+// bench.cuh: what every kernel ladder in dev/ shares: options, buffers, check, timing, table.
 //
-// A ladder has a table of BenchKernel and, for each shape, a BenchCase: its problem (any struct of its
-// own, handed to every kernel), its outputs with their double-precision references, and the work that
-// one call does. bench_case() then takes each chosen kernel through the same steps:
-//   refuse?  -> outputs poisoned with NaN -> run -> compare, guard bands -> the same bits in 20 runs
-//            -> timed, L2 flushed before every call -> the same bits again -> one row of the table
-// A kernel that fails any of them gets the word FAILED where its speed would stand.
-// The yardstick is cudaMemcpyAsync of the case's bytes (half read, half written) under the same flush.
-//
-//     int main(int argc, char **argv)
-//     {
-//         BenchOptions opt = bench_options(argc, argv, "usage: cumsum [options]");
-//         ...                                    // per shape: buffers, inputs, reference, BenchCase c
-//         failed += bench_case(&c, &opt);
-//         return failed ? EXIT_FAIL : 0;
-//     }
+// A ladder has a table of BenchKernel and, for each shape, a BenchCase: its problem (any struct,
+// handed to every kernel), its outputs with their double-precision references, and the work of one
+// call. After bench_options(), bench_case() takes each chosen kernel through the same steps:
+//   refuse? -> outputs poisoned with NaN -> run -> compare, guard bands -> same bits in 20 runs
+//           -> timed, L2 flushed before every call -> same bits, compared again -> a row
+// A kernel that fails any of them gets the word FAILED where its speed would stand. The yardstick
+// is cudaMemcpyAsync of the case's bytes (half read, half written) under the same flush.
 #ifndef SEQ_DEV_BENCH_CUH
 #define SEQ_DEV_BENCH_CUH
 
@@ -37,8 +29,8 @@ static inline void bench_cuda(cudaError_t e, const char *what, const char *file,
         die(EXIT_MEMORY, "%s:%d: %s: %s", file, line, what, cudaGetErrorString(e));
 }
 
-// bench_fits: make `kernel` launchable with `threads` a block and `smem` bytes of dynamic shared memory
-// (opts in above 48 KiB); dies naming the kernel if its registers or the device do not allow it.
+// bench_fits: make `kernel` launchable with `threads` a block and `smem` bytes of dynamic shared
+// memory (opts in above 48 KiB); dies naming the kernel if registers or device do not allow it.
 static inline void bench_fits(const void *kernel, const char *name, int threads, size_t smem)
 {
     cudaFuncAttributes a;
@@ -46,9 +38,9 @@ static inline void bench_fits(const void *kernel, const char *name, int threads,
     if (a.maxThreadsPerBlock < threads)
         die(EXIT_MEMORY, "%s: a block of %d threads, expected at most %d (%d registers each)", name,
             threads, a.maxThreadsPerBlock, a.numRegs);
-    if (smem > 48 * 1024 && cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                 (int)smem) != cudaSuccess)
-        die(EXIT_MEMORY, "%s: %zu bytes of shared memory a block, more than this device has", name, smem);
+    if (smem > 48 * 1024 &&
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem))
+        die(EXIT_MEMORY, "%s: %zu bytes of shared memory a block: too many here", name, smem);
 }
 
 // ---- options ----
@@ -73,13 +65,13 @@ static inline size_t bench_size(const char *option, const char *text)
     return (size_t)v;
 }
 
-// bench_options: parse the command line; dies on anything unknown. `usage` is the first line of --help.
+// bench_options: parse the command line; dies on anything unknown. --help prints `usage` first.
 static inline BenchOptions bench_options(int argc, char **argv, const char *usage)
 {
     static const struct option table[] = {
-        {"kernel", 1, 0, 'k'}, {"B", 1, 0, 'B'}, {"T", 1, 0, 'T'}, {"C", 1, 0, 'C'}, {"reps", 1, 0, 'r'},
-        {"check-only", 0, 0, 'c'}, {"self-test", 0, 0, 's'}, {"csv", 0, 0, 'v'}, {"help", 0, 0, 'h'},
-        {0, 0, 0, 0}};
+        {"kernel", 1, 0, 'k'}, {"B", 1, 0, 'B'}, {"T", 1, 0, 'T'}, {"C", 1, 0, 'C'},
+        {"reps", 1, 0, 'r'}, {"check-only", 0, 0, 'c'}, {"self-test", 0, 0, 's'},
+        {"csv", 0, 0, 'v'}, {"help", 0, 0, 'h'}, {0, 0, 0, 0}};
     BenchOptions o = {0, 0, 0, 0, 30, 0, 0, 0};
     int id;
     while ((id = getopt_long(argc, argv, "", table, NULL)) != -1)
@@ -93,8 +85,8 @@ static inline BenchOptions bench_options(int argc, char **argv, const char *usag
         case 's': o.self_test = 1; break;
         case 'v': o.csv = 1; break;
         case 'h':
-            printf("%s\n  --kernel N|all  --B N --T N --C N  --reps N  --check-only  --self-test  --csv\n",
-                   usage);
+            printf("%s\n  --kernel N|all  --B N --T N --C N  --reps N\n"
+                   "  --check-only  --self-test  --csv\n", usage);
             exit(0);
         default: die(EXIT_USAGE, "%s: see --help", argv[optind - 1]);
         }
@@ -119,8 +111,8 @@ typedef struct {
 
 static inline size_t bench_elem(BenchType type) { return type == BENCH_F32 ? 4 : 2; }
 
-// bench_alloc: n elements between guard bands; `shift` bytes past a 256-byte boundary (0, or a multiple of
-// the element to try what unaligned callers get). Contents: NaN.
+// bench_alloc: n elements between guard bands, `shift` bytes past a 256-byte boundary (0, or a
+// multiple of the element, below 4096, to be an unaligned caller). Contents: NaN.
 static inline BenchBuffer bench_alloc(size_t n, BenchType type, size_t shift)
 {
     BenchBuffer b = {NULL, NULL, size_mul(n, bench_elem(type), "bench buffer"), shift};
@@ -140,21 +132,17 @@ static inline void bench_free(BenchBuffer *b)
 // bench_guards: 1 if no byte of either guard band has changed.
 static inline int bench_guards(const BenchBuffer *b)
 {
-    unsigned char band[2 * BENCH_GUARD];
-    size_t front = BENCH_GUARD + b->shift < 2 * BENCH_GUARD ? BENCH_GUARD + b->shift : BENCH_GUARD;
-    CUDA_CHECK(cudaMemcpy(band, b->base, front, cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < front; i++)
-        if (band[i] != BENCH_GUARD_BYTE)
-            return 0;
-    CUDA_CHECK(cudaMemcpy(band, (char *)b->data + b->bytes, BENCH_GUARD, cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < BENCH_GUARD; i++)
-        if (band[i] != BENCH_GUARD_BYTE)
-            return 0;
-    return 1;
+    unsigned char band[2][BENCH_GUARD];
+    int same = 1;
+    CUDA_CHECK(cudaMemcpy(band[0], (char *)b->data - BENCH_GUARD, BENCH_GUARD, cudaMemcpyDefault));
+    CUDA_CHECK(cudaMemcpy(band[1], (char *)b->data + b->bytes, BENCH_GUARD, cudaMemcpyDefault));
+    for (int i = 0; i < BENCH_GUARD; i++)
+        same &= band[0][i] == BENCH_GUARD_BYTE && band[1][i] == BENCH_GUARD_BYTE;
+    return same;
 }
 
-// bench_upload: copy h_x (n floats) into the buffer, rounded to bf16 (nearest even) if type says so, in
-// which case h_x itself is replaced by the rounded values, so that the reference sees what the kernel sees.
+// bench_upload: copy h_x (n floats) into the buffer. Type bf16: rounded to nearest even, in h_x
+// itself too, so that the reference sees what the kernel sees.
 static inline void bench_upload(BenchBuffer *b, BenchType type, float *h_x, size_t n)
 {
     if (type == BENCH_F32) {
@@ -170,7 +158,7 @@ static inline void bench_upload(BenchBuffer *b, BenchType type, float *h_x, size
     free(h);
 }
 
-// bench_uniform: value i of stream `seed`, uniform in [0, 1): a counter-based hash, the same everywhere.
+// bench_uniform: value i of stream `seed`, uniform in [0, 1): a hash of the counter.
 static inline float bench_uniform(uint64_t seed, uint64_t i)
 {
     uint64_t z = (i + 1) * 0x9E3779B97F4A7C15u + seed * 0xD1B54A32D192ED03u;
@@ -194,7 +182,7 @@ typedef struct {
     int num; // 1 = naive
     const char *name;
     void (*fn)(const void *problem, cudaStream_t stream);
-    const char *(*refuse)(const void *problem); // why it cannot take this shape, or NULL; may be NULL
+    const char *(*refuse)(const void *problem); // NULL, or why it cannot run
 } BenchKernel;
 
 typedef struct {
@@ -209,17 +197,17 @@ typedef struct {
     const char *unit; // "GB", "TFLOP", "Gexp": printed per second
 } BenchCase;
 
-// bench_bits_kernel: sum += a hash of every 4-byte word and its index; integers, so any order gives the
-// same sum.
-static __global__ void bench_bits_kernel(unsigned long long *sum, const unsigned *x, size_t n)
+// bench_bits_kernel: sum += a hash of every 2-byte half and its index; integers: any order will do.
+static __global__ void bench_bits_kernel(unsigned long long *sum, const uint16_t *x, size_t n)
 {
     unsigned long long s = 0;
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += step)
         s += (x[i] + 0x9E3779B97F4A7C15ull) * (2 * i + 1);
     atomicAdd(sum, s);
 }
 
-// bench_bits: a checksum of all outputs' bits (of whole 4-byte words; unaligned bf16 tails count less).
+// bench_bits: a checksum of all outputs' bits.
 static inline unsigned long long bench_bits(const BenchCase *c)
 {
     unsigned long long *d_sum, sum = 0;
@@ -227,8 +215,7 @@ static inline unsigned long long bench_bits(const BenchCase *c)
     CUDA_CHECK(cudaMemset(d_sum, 0, 8));
     for (int i = 0; i < c->num_outputs; i++) {
         const BenchBuffer *b = c->outputs[i].buffer;
-        const unsigned *words = (const unsigned *)(((uintptr_t)b->data + 3) & ~(uintptr_t)3);
-        bench_bits_kernel<<<1024, 256>>>(d_sum, words, b->bytes >= 4 ? (b->bytes - b->shift % 4) / 4 : 0);
+        bench_bits_kernel<<<1024, 256>>>(d_sum, (const uint16_t *)b->data, b->bytes / 2);
         CUDA_CHECK(cudaGetLastError());
     }
     CUDA_CHECK(cudaMemcpy(&sum, d_sum, 8, cudaMemcpyDeviceToHost));
@@ -246,8 +233,8 @@ static inline void bench_run(const BenchCase *c, const BenchKernel *k)
     bench_cuda(cudaDeviceSynchronize(), k->name, c->name, k->num);
 }
 
-// bench_check: every output against its reference, guard bands included. worst = the largest relative
-// error. Returns 1 if all is well, otherwise says on stdout what is not (unless quiet).
+// bench_check: every output against its reference, guard bands included. worst = the largest
+// relative error. Returns 1 if all is well, otherwise says on stdout what is not (unless quiet).
 static inline int bench_check(const BenchCase *c, double *worst, int quiet)
 {
     int ok = 1;
@@ -262,8 +249,8 @@ static inline int bench_check(const BenchCase *c, double *worst, int quiet)
         Comparison r = compare(h, 4, o->ref, 8, o->n, o->bound, 0);
         int guards = bench_guards(o->buffer);
         if ((!r.ok || !guards) && !quiet)
-            printf("  %s: relative L2 %.2e (bound %.0e), worst at %zu of %zu: %.9g, expected %.9g%s\n", o->name,
-                   r.rel_l2, o->bound, r.worst, o->n, h[r.worst], o->ref[r.worst],
+            printf("  %s: relative L2 %.2e (bound %.0e); at %zu of %zu %.9g, expected %.9g%s\n",
+                   o->name, r.rel_l2, o->bound, r.worst, o->n, h[r.worst], o->ref[r.worst],
                    guards ? "" : "; wrote outside the array");
         ok &= r.ok && guards;
         *worst = fmax(*worst, r.rel_l2);
@@ -277,14 +264,15 @@ static inline int bench_check(const BenchCase *c, double *worst, int quiet)
 static __global__ void bench_flush_kernel(float *sink, const float4 *x, size_t n)
 {
     float s = 0;
-    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x)
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < n; i += step)
         s += x[i].x;
     if (s == 12345.0f) // never: the buffer is zero
         *sink = s;
 }
 
-// bench_flush: fill L2 with clean lines of an unrelated 256 MiB (read, not written: dirty lines would be
-// written back at the next kernel's expense).
+// bench_flush: fill L2 with clean lines of an unrelated 256 MiB (read, not written: dirty lines
+// would be written back at the next kernel's expense).
 static inline void bench_flush(cudaStream_t stream)
 {
     static float *x = NULL;
@@ -308,9 +296,10 @@ static inline int bench_by_value(const void *a, const void *b)
 }
 
 // bench_time: `reps` calls of fn(problem), each after a flush, after 3 calls to warm up.
-static inline BenchTime bench_time(void (*fn)(const void *, cudaStream_t), const void *problem, int reps)
+static inline BenchTime bench_time(void (*fn)(const void *, cudaStream_t), const void *problem,
+                                   int reps)
 {
-    float *ms = (float *)alloc_zero(reps, 4, "timings");
+    float *ms = (float *)alloc_zero(reps, 4, "timings"), warm_up;
     cudaEvent_t start, stop;
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&stop));
@@ -320,11 +309,10 @@ static inline BenchTime bench_time(void (*fn)(const void *, cudaStream_t), const
         fn(problem, 0);
         CUDA_CHECK(cudaEventRecord(stop, 0));
         CUDA_CHECK(cudaEventSynchronize(stop));
-        if (i >= 0)
-            CUDA_CHECK(cudaEventElapsedTime(&ms[i], start, stop));
+        CUDA_CHECK(cudaEventElapsedTime(i < 0 ? &warm_up : &ms[i], start, stop));
     }
     qsort(ms, reps, 4, bench_by_value);
-    BenchTime t = {reps % 2 ? ms[reps / 2] : (ms[reps / 2 - 1] + ms[reps / 2]) / 2, ms[0]};
+    BenchTime t = {(ms[(reps - 1) / 2] + ms[reps / 2]) / 2, ms[0]};
     CUDA_CHECK(cudaEventDestroy(start));
     CUDA_CHECK(cudaEventDestroy(stop));
     free(ms);
@@ -353,96 +341,99 @@ static inline void bench_row(const char *benchmark, const char *result)
     printf("%s\t%s\t%s\t%s\t%s\n", date, p.name, BLOB, benchmark, result);
 }
 
-// bench_self_test: after a run of k that passes, spoil the outputs in five ways; returns how many of them
-// the check lets through. `worst` as in bench_check.
+// bench_self_test: run k, spoil an output in five ways, in turn; returns how many the check misses.
 static inline int bench_self_test(const BenchCase *c, const BenchKernel *k)
 {
+    const BenchOutput *o = &c->outputs[c->num_outputs - 1];
+    const size_t size = bench_elem(o->type), n = o->buffer->bytes;
+    const struct {
+        ptrdiff_t at;
+        int byte, count;
+    } faults[] = {{(ptrdiff_t)(n - size), 0xFF, (int)size},       // the last element never written
+                  {(ptrdiff_t)(o->n / 2 * size), 0xFF, (int)size}, // a NaN in the middle
+                  {0, 0x7E, (int)size},                           // large but finite
+                  {(ptrdiff_t)n, 0, 1}, {-1, 0, 1}};              // outside the array
     int missed = 0;
     double worst;
-    for (int fault = 0; fault < 5; fault++) {
-        const BenchOutput *o = &c->outputs[fault % c->num_outputs];
-        size_t size = bench_elem(o->type);
-        char *first = (char *)o->buffer->data, *last = first + o->buffer->bytes - size;
+    for (int i = 0; i < 5; i++) {
+        char *at = (char *)o->buffer->data + faults[i].at;
         bench_run(c, k);
-        if (fault == 0) // the last element never written
-            CUDA_CHECK(cudaMemset(last, 0xFF, size));
-        if (fault == 1) // a NaN in the middle
-            CUDA_CHECK(cudaMemset(first + o->n / 2 * size, 0xFF, size));
-        if (fault == 2) // a large but finite value
-            CUDA_CHECK(cudaMemset(first, 0x7E, size));
-        if (fault == 3) // one byte past the end
-            CUDA_CHECK(cudaMemset(last + size, 0, 1));
-        if (fault == 4) // and one before the start
-            CUDA_CHECK(cudaMemset(first - 1, 0, 1));
+        CUDA_CHECK(cudaMemset(at, faults[i].byte, faults[i].count));
         missed += bench_check(c, &worst, 1);
-        if (fault == 3)
-            CUDA_CHECK(cudaMemset(last + size, BENCH_GUARD_BYTE, 1));
-        if (fault == 4)
-            CUDA_CHECK(cudaMemset(first - 1, BENCH_GUARD_BYTE, 1));
+        CUDA_CHECK(cudaMemset(at, BENCH_GUARD_BYTE, faults[i].count));
     }
     printf("  self-test: kernel %d: %d of 5 faults seen\n", k->num, 5 - missed);
     return missed;
 }
 
-// bench_case: check, and unless opt->check_only time, the chosen kernels on one case; returns the number
-// of failures.
+// bench_yardstick: GB/s of a device-to-device copy that moves the case's bytes; prints the heading.
+static inline double bench_yardstick(const BenchCase *c, int reps)
+{
+    BenchCopy y = {NULL, NULL, (size_t)(c->bytes / 2)};
+    CUDA_CHECK(cudaMalloc(&y.from, y.bytes));
+    CUDA_CHECK(cudaMalloc(&y.to, y.bytes));
+    CUDA_CHECK(cudaMemset(y.from, 1, y.bytes));
+    BenchTime t = bench_time(bench_copy, &y, reps);
+    double gbs = 2e-6 * (double)y.bytes / t.median;
+    printf("%s: %.1f MB; a copy of as many takes %.4f ms, %.0f GB/s\n", c->name, c->bytes / 1e6,
+           t.median, gbs);
+    printf("  %-2s %-36s %9s %9s %7s/s %6s %9s\n", "", "kernel", "median ms", "min ms", c->unit,
+           "% copy", "rel. L2");
+    CUDA_CHECK(cudaFree(y.from));
+    CUDA_CHECK(cudaFree(y.to));
+    return gbs;
+}
+
+// bench_kernel: check one kernel on one case and, unless check_only, time it; 1 if it failed.
+static inline int bench_kernel(const BenchCase *c, const BenchKernel *k, const BenchOptions *opt,
+                               double copy_gbs)
+{
+    double error;
+    char result[256], benchmark[256];
+    bench_run(c, k);
+    int ok = bench_check(c, &error, 0);
+    unsigned long long bits = bench_bits(c);
+    for (int r = 2; r <= (opt->check_only ? 3 : 20) && ok; r++) {
+        bench_run(c, k);
+        if (bench_bits(c) != bits)
+            ok = 0, printf("  run %d differs in its bits from the first\n", r);
+    }
+    if (ok && opt->self_test)
+        ok = bench_self_test(c, k) == 0;
+    BenchTime t = {0, 0};
+    if (ok && !opt->check_only) {
+        t = bench_time(k->fn, c->problem, opt->reps);
+        ok = bench_bits(c) == bits && bench_check(c, &error, 0);
+    }
+    if (!ok)
+        printf("  %-2d %-36s FAILED on %s\n", k->num, k->name, c->name);
+    if (!ok || opt->check_only)
+        return !ok;
+    double rate = (c->work > 0 ? c->work : c->bytes / 1e9) / (1e-3 * t.median);
+    double percent = 100 * 1e-6 * c->bytes / t.median / copy_gbs;
+    printf("  %-2d %-36s %9.4f %9.4f %9.1f %6.1f %9.1e\n", k->num, k->name, t.median, t.min, rate,
+           percent, error);
+    snprintf(benchmark, sizeof benchmark, "%s kernel %d (%s)", c->name, k->num, k->name);
+    snprintf(result, sizeof result, "%.4f ms median, %.4f min, %.1f %s/s, %.1f%% of copy, %.1e off",
+             t.median, t.min, rate, c->unit, percent, error);
+    if (opt->csv)
+        bench_row(benchmark, result);
+    return 0;
+}
+
+// bench_case: the chosen kernels on one case; returns the number of failures.
 static inline int bench_case(const BenchCase *c, const BenchOptions *opt)
 {
-    int failed = 0, runs = opt->check_only ? 3 : 20;
-    double copy_gbs = 0, work = c->work > 0 ? c->work : c->bytes / 1e9;
-    char result[256], benchmark[256];
-    if (!opt->check_only) {
-        BenchCopy y = {NULL, NULL, (size_t)(c->bytes / 2)};
-        CUDA_CHECK(cudaMalloc(&y.from, y.bytes));
-        CUDA_CHECK(cudaMalloc(&y.to, y.bytes));
-        CUDA_CHECK(cudaMemset(y.from, 1, y.bytes));
-        BenchTime t = bench_time(bench_copy, &y, opt->reps);
-        copy_gbs = 2e-6 * (double)y.bytes / t.median;
-        printf("%s: %.1f MB; copy %.4f ms, %.0f GB/s\n", c->name, c->bytes / 1e6, t.median, copy_gbs);
-        printf("  %-2s %-34s %9s %9s %9s %6s %9s  (%s/s)\n", "", "kernel", "median ms", "min ms",
-               c->unit, "% copy", "rel. L2", c->unit);
-        CUDA_CHECK(cudaFree(y.from));
-        CUDA_CHECK(cudaFree(y.to));
-    }
-    for (int i = 0; i < c->num_kernels; i++) {
-        const BenchKernel *k = &c->kernels[i];
+    double copy_gbs = opt->check_only ? 0 : bench_yardstick(c, opt->reps);
+    int failed = 0;
+    for (const BenchKernel *k = c->kernels; k < c->kernels + c->num_kernels; k++) {
         const char *why = k->refuse ? k->refuse(c->problem) : NULL;
-        double error;
         if (opt->kernel && opt->kernel != k->num)
             continue;
-        if (why) {
-            if (!opt->check_only)
-                printf("  %-2d %-34s skipped: %s\n", k->num, k->name, why);
-            continue;
-        }
-        bench_run(c, k);
-        int ok = bench_check(c, &error, 0);
-        unsigned long long bits = bench_bits(c);
-        for (int r = 0; r < runs && ok; r++) {
-            bench_run(c, k);
-            if (bench_bits(c) != bits)
-                ok = 0, printf("  run %d differs in its bits from the first\n", r + 2);
-        }
-        if (ok && opt->self_test)
-            ok = bench_self_test(c, k) == 0;
-        BenchTime t = {0, 0};
-        if (ok && !opt->check_only) {
-            t = bench_time(k->fn, c->problem, opt->reps);
-            ok = bench_bits(c) == bits && bench_check(c, &error, 0);
-        }
-        failed += !ok;
-        if (!ok)
-            printf("  %-2d %-34s FAILED on %s\n", k->num, k->name, c->name);
-        if (!ok || opt->check_only)
-            continue;
-        double gbs = 1e-6 * c->bytes / t.median;
-        printf("  %-2d %-34s %9.4f %9.4f %9.1f %6.1f %9.1e\n", k->num, k->name, t.median, t.min,
-               work / (1e-3 * t.median), 100 * gbs / copy_gbs, error);
-        snprintf(benchmark, sizeof benchmark, "%s kernel %d (%s)", c->name, k->num, k->name);
-        snprintf(result, sizeof result, "%.4f ms median, %.4f min, %.1f %s/s, %.1f%% of copy, rel L2 %.1e",
-                 t.median, t.min, work / (1e-3 * t.median), c->unit, 100 * gbs / copy_gbs, error);
-        if (opt->csv)
-            bench_row(benchmark, result);
+        if (!why)
+            failed += bench_kernel(c, k, opt, copy_gbs);
+        else if (!opt->check_only)
+            printf("  %-2d %-36s skipped: %s\n", k->num, k->name, why);
     }
     return failed;
 }

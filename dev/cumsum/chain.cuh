@@ -36,13 +36,15 @@ static inline Tiling tiling(size_t B, size_t T, size_t D, int lanes, int vec, in
     return t;
 }
 
-// tiling_grid: blocks to launch: all tiles, or, if tiles wait for each other, what fits at once.
-static inline unsigned tiling_grid(const Tiling *t, const void *kernel)
+// tiling_grid: blocks to launch: all tiles, or, if tiles wait for each other or a block fetches the next
+// while it works on one, what fits at once.
+// `smem`: its dynamic shared memory.
+static inline unsigned tiling_grid(const Tiling *t, const void *kernel, size_t smem)
 {
     int blocks, sms;
-    if (!t->single_pass)
+    if (!t->single_pass && !smem)
         return t->tiles;
-    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, THREADS, 0));
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, THREADS, smem));
     CUDA_CHECK(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, 0));
     return t->tiles < (unsigned)(blocks * sms) ? t->tiles : (unsigned)(blocks * sms);
 }
@@ -69,6 +71,63 @@ template <typename V> static __device__ __forceinline__ V word_wait(const Word *
     while (bits == WORD_EMPTY);
     memcpy(&v, &bits, 8);
     return v;
+}
+
+// words_wait: v[i] = words w[i * stride], i < count, once all are there; `none` from count on. The first
+// looks are in flight together: waiting for one after the other would cost a trip to L2 each.
+template <int N, typename V>
+static __device__ __forceinline__ void words_wait(V (&v)[N], const Word *w, size_t stride, int count, V none)
+{
+    Word bits[N];
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        bits[i] = i < count ? *(const volatile Word *)(w + i * stride) : 0;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        while (bits[i] == WORD_EMPTY)
+            bits[i] = *(const volatile Word *)(w + i * stride);
+        memcpy(&v[i], &bits[i], 8);
+        if (i >= count)
+            v[i] = none;
+    }
+}
+
+// copy_async: start copying VEC floats to shared memory; copies_wait: until this thread's have arrived.
+template <int VEC> static __device__ __forceinline__ void copy_async(float *to, const float *from)
+{
+    unsigned at = (unsigned)__cvta_generic_to_shared(to);
+    if (VEC == 4)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(at), "l"(from) : "memory");
+}
+
+static __device__ __forceinline__ void copies_wait(void)
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Place of a thread in a tile: its first row and channel.
+typedef struct {
+    unsigned k, b; // tile along T, batch row
+    size_t c0;     // first channel of the tile
+    size_t t0;     // the thread's first position in the scan
+    int rows;      // how many of its rows exist; 0 if its channel does not
+    size_t first;  // offset of row t0 in (B,T,D), used only if rows > 0
+} Place;
+
+// place: thread (g, w) of `tile` (W channels, HIGH rows of threads); descending: position 0 is time T-1.
+static __device__ __forceinline__ Place place(unsigned tile, int g, int w, int W, int HIGH, unsigned B,
+                                              size_t T, size_t D, int descending, const Tiling &tl)
+{
+    Place p;
+    p.k = tile / (B * tl.NC);
+    p.b = tile / tl.NC % B;
+    p.c0 = (size_t)(tile % tl.NC) * W;
+    p.t0 = ((size_t)p.k * HIGH + g) * tl.rows;
+    p.rows = p.c0 + w >= D || p.t0 >= T ? 0 : T - p.t0 < (size_t)tl.rows ? (int)(T - p.t0) : tl.rows;
+    p.first = (p.b * T + (descending ? T - 1 - p.t0 : p.t0)) * D + p.c0 + w;
+    return p;
 }
 
 // load, store: VEC consecutive floats, as one 16-byte access if VEC is 4.

@@ -203,36 +203,50 @@ static void cumsum3(const void *problem, cudaStream_t stream)
                                                               p->reverse);
 }
 
-// ---- 4, 5, 6: one pass ----
+// ---- 4 to 8: one pass ----
 
 // chain_kernel: out (B,T,D) = running sum over T; hT (B,D) = its last row (or NULL); x, h0 as in Cumsum.
 // sums (B,NT,D) and carries (B,NG,D): words, empty at the start (unused if NT is 1). A tile's sum is
 // published as soon as it is known; the carry into a group of GROUPS tiles (GROUPS 1: into a tile) by the
-// last tile of the group before. Block: LX lanes of VEC channels by THREADS/LX rows of threads.
-template <int VEC, int LX, int ROWS, int GROUPS, int BLOCKS>
+// last tile of the group before. Block: LX lanes of VEC channels by THREADS/LX rows of threads. ASYNC: the
+// next tile is on its way to dynamic shared memory (ROWS,THREADS,VEC) while this one is worked on; a thread
+// reads only what it fetched itself, so that costs no barrier.
+template <int VEC, int LX, int ROWS, int GROUPS, int BLOCKS, int ASYNC>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
 chain_kernel(float *out, float *hT, Word *sums, Word *carries, const float *x, const float *h0, size_t T,
              size_t D, unsigned B, int reverse, Tiling tl)
 {
-    const int W = LX * VEC, HIGH = THREADS / LX, PARTS = THREADS / W;
+    const int W = LX * VEC, HIGH = THREADS / LX, PARTS = THREADS / W, EACH = GROUPS > 1 ? GROUPS / PARTS : 1;
+    extern __shared__ float4 dynamic[];
     __shared__ float total[HIGH][W];
     __shared__ double before[HIGH][W], part[PARTS][W], carry[W];
+    float *next = (float *)dynamic + threadIdx.x * VEC;
     const int g = threadIdx.x / LX, w = threadIdx.x % LX * VEC;  // place in the tile
     const int q = threadIdx.x / W, cw = threadIdx.x % W;         // place in its sums
     const ptrdiff_t step = reverse ? -(ptrdiff_t)D : (ptrdiff_t)D;
+    auto fetch = [&](unsigned tile) {
+        Place p = place(tile, g, w, W, HIGH, B, T, D, reverse, tl);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            if (r < p.rows)
+                copy_async<VEC>(next + r * THREADS * VEC, x + p.first + r * step);
+    };
+    if (ASYNC)
+        fetch(blockIdx.x);
     for (unsigned tile = blockIdx.x; tile < tl.tiles; tile += gridDim.x) {
-        unsigned k = tile / (B * tl.NC), b = tile / tl.NC % B;
-        size_t c0 = (size_t)(tile % tl.NC) * W, t0 = ((size_t)k * HIGH + g) * tl.rows;
-        int rows = c0 + w >= D || t0 >= T ? 0 : T - t0 < (size_t)tl.rows ? (int)(T - t0) : tl.rows;
-        size_t first = (b * T + (reverse ? T - 1 - t0 : t0)) * D + c0 + w; // used only if rows > 0
+        const Place p = place(tile, g, w, W, HIGH, B, T, D, reverse, tl);
         float v[ROWS][VEC];
+        if (ASYNC)
+            copies_wait();
 #pragma unroll
         for (int r = 0; r < ROWS; r++) {
             for (int c = 0; c < VEC; c++)
                 v[r][c] = 0;
-            if (r < rows)
-                load(v[r], x + first + r * step);
+            if (r < p.rows)
+                load(v[r], ASYNC ? next + r * THREADS * VEC : x + p.first + r * step);
         }
+        if (ASYNC && tile + gridDim.x < tl.tiles)
+            fetch(tile + gridDim.x);
 #pragma unroll
         for (int r = 1; r < ROWS; r++)
             for (int c = 0; c < VEC; c++)
@@ -241,7 +255,8 @@ chain_kernel(float *out, float *hT, Word *sums, Word *carries, const float *x, c
             total[g][w + c] = v[ROWS - 1][c];
         __syncthreads();
         double sum = 0; // of the tile, in the threads q = 0
-        int own = cw + c0 < D;
+        const size_t c = p.c0 + cw;
+        const int own = c < D;
         if (q == 0) {
 #pragma unroll
             for (int i = 0; i < HIGH; i++) {
@@ -249,28 +264,29 @@ chain_kernel(float *out, float *hT, Word *sums, Word *carries, const float *x, c
                 sum += total[i][cw];
             }
             if (GROUPS > 1 && tl.NT > 1 && own)
-                word_put(&sums[((size_t)b * tl.NT + k) * D + c0 + cw], sum);
+                word_put(&sums[((size_t)p.b * tl.NT + p.k) * D + c], sum);
         }
         if (GROUPS > 1) { // add the earlier tiles of the group, a few in each part
-            const int EACH = GROUPS / PARTS;
-            unsigned k0 = k / GROUPS * GROUPS + q * EACH;
-            double s = 0;
-            for (unsigned i = k0; i < k0 + EACH && i < k && own; i++)
-                s += word_wait<double>(&sums[((size_t)b * tl.NT + i) * D + c0 + cw]);
+            unsigned k0 = p.k / GROUPS * GROUPS + q * EACH;
+            int count = own && p.k > k0 ? p.k - k0 < EACH ? (int)(p.k - k0) : EACH : 0;
+            double s = 0, v[EACH];
+            words_wait(v, &sums[((size_t)p.b * tl.NT + k0) * D + c], D, count, 0.0);
+            for (int i = 0; i < EACH; i++)
+                s += v[i];
             part[q][cw] = s;
             __syncthreads();
         }
         if (q == 0 && own) {
-            unsigned G = k / GROUPS;
-            size_t at = (size_t)b * D + c0 + cw;
-            double s = G ? word_wait<double>(&carries[((size_t)b * tl.NG + G) * D + c0 + cw])
+            unsigned G = p.k / GROUPS;
+            size_t at = (size_t)p.b * D + c;
+            double s = G ? word_wait<double>(&carries[((size_t)p.b * tl.NG + G) * D + c])
                          : h0 ? h0[at] : 0;
             for (int i = 0; i < PARTS && GROUPS > 1; i++)
                 s += part[i][cw];
             carry[cw] = s;
-            if (k % GROUPS == GROUPS - 1 && k + 1 < tl.NT)
-                word_put(&carries[((size_t)b * tl.NG + G + 1) * D + c0 + cw], s + sum);
-            if (hT && k + 1 == tl.NT)
+            if (p.k % GROUPS == GROUPS - 1 && p.k + 1 < tl.NT)
+                word_put(&carries[((size_t)p.b * tl.NG + G + 1) * D + c], s + sum);
+            if (hT && p.k + 1 == tl.NT)
                 hT[at] = (float)(s + sum);
         }
         __syncthreads();
@@ -284,8 +300,8 @@ chain_kernel(float *out, float *hT, Word *sums, Word *carries, const float *x, c
         for (int r = 0; r < ROWS; r++) {
             for (int c = 0; c < VEC; c++)
                 v[r][c] = hi[c] + (lo[c] + v[r][c]);
-            if (r < rows)
-                store(out + first + r * step, v[r]);
+            if (r < p.rows)
+                store(out + p.first + r * step, v[r]);
         }
         // The next tile's first write is to total, last read before the barrier above; its writes to
         // before, part and carry come after its own first barrier, which no thread passes early.
@@ -293,28 +309,25 @@ chain_kernel(float *out, float *hT, Word *sums, Word *carries, const float *x, c
 }
 
 // chain: launch chain_kernel with 16-byte accesses if alignment allows, otherwise scalar ones.
-template <int ROWS, int GROUPS, int BLOCKS> static void chain(const Cumsum *p, cudaStream_t stream)
+template <int ROWS, int GROUPS, int BLOCKS, int ASYNC> static void chain(const void *problem, cudaStream_t stream)
 {
+    const Cumsum *p = (const Cumsum *)problem;
     int vec = wide(p) ? 4 : 1, lanes = vec == 4 ? 16 : 32;
-    const void *kernel = vec == 4 ? (const void *)chain_kernel<4, 16, ROWS, GROUPS, BLOCKS>
-                                  : (const void *)chain_kernel<1, 32, ROWS, GROUPS, BLOCKS>;
+    const void *kernel = vec == 4 ? (const void *)chain_kernel<4, 16, ROWS, GROUPS, BLOCKS, ASYNC>
+                                  : (const void *)chain_kernel<1, 32, ROWS, GROUPS, BLOCKS, ASYNC>;
     if (empty(p))
         return;
     Tiling t = tiling(p->B, p->T, p->D, lanes, vec, ROWS, GROUPS);
-    size_t n = p->B * t.NT * p->D, m = p->B * t.NG * p->D;
+    size_t n = p->B * t.NT * p->D, m = p->B * t.NG * p->D, smem = ASYNC ? 4 * ROWS * THREADS * vec : 0;
     unsigned B = (unsigned)p->B;
     Word *sums = p->work, *carries = GROUPS > 1 ? sums + n : sums;
     if (t.single_pass)
         CUDA_CHECK(cudaMemsetAsync(p->work, 0xFF, 8 * (GROUPS > 1 ? n + m : m), stream));
     void *args[] = {(void *)&p->out, (void *)&p->hT, &sums,    &carries, (void *)&p->x, (void *)&p->h0,
                     (void *)&p->T,   (void *)&p->D,  &B, (void *)&p->reverse, &t};
-    bench_fits(kernel, "cumsum chain_kernel", THREADS, 0);
-    CUDA_CHECK(cudaLaunchKernel(kernel, tiling_grid(&t, kernel), THREADS, args, 0, stream));
+    bench_fits(kernel, "cumsum chain_kernel", THREADS, smem);
+    CUDA_CHECK(cudaLaunchKernel(kernel, tiling_grid(&t, kernel, smem), THREADS, args, smem, stream));
 }
-
-static void cumsum4(const void *p, cudaStream_t s) { chain<17, 1, 2>((const Cumsum *)p, s); }
-static void cumsum5(const void *p, cudaStream_t s) { chain<17, GROUP, 2>((const Cumsum *)p, s); }
-static void cumsum6(const void *p, cudaStream_t s) { chain<9, GROUP, 3>((const Cumsum *)p, s); }
 
 // ---- main ----
 
@@ -328,9 +341,12 @@ static const BenchKernel kernels[] = {
     {1, "thread a channel", cumsum1, too_long},
     {2, "thread 4 channels, 8 rows in flight", cumsum2, too_long},
     {3, "sum chunks, scan, sum again", cumsum3, NULL},
-    {4, "one pass, chain", cumsum4, NULL},
-    {5, "one pass, groups of 16, 272 rows", cumsum5, NULL},
-    {6, "one pass, groups of 16, 144 rows", cumsum6, NULL},
+    {4, "one pass, chain, 272 rows", chain<17, 1, 2, 0>, NULL},
+    {5, "one pass, groups of 16, 272 rows", chain<17, GROUP, 2, 0>, NULL},
+    {6, "one pass, groups of 16, 144 rows", chain<9, GROUP, 3, 0>, NULL},
+    {7, "6 + next tile in flight", chain<9, GROUP, 3, 1>, NULL},
+    {8, "5 + next tile in flight", chain<17, GROUP, 2, 1>, NULL},
+    {9, "4 + next tile in flight", chain<17, 1, 2, 1>, NULL},
 };
 
 typedef enum { UNIFORM, ONES, LARGE } Values;
@@ -349,7 +365,7 @@ static int run_shape(size_t B, size_t T, size_t D, int reverse, int state, size_
         h_x[i] = values == ONES ? 1 : values == LARGE ? 1e10f * (u + .5f) : u < .1f ? 0 : 2 * u - .7f;
     }
     for (size_t i = 0; i < m; i++)
-        h_h0[i] = state ? 3 * bench_uniform(2, i) : 0;
+        h_h0[i] = state && values != ONES ? 3 * bench_uniform(2, i) : 0;
     cumsum_ref(ref, ref_hT, h_x, state ? h_h0 : NULL, B, T, D, reverse);
     BenchBuffer x = bench_alloc(n, BENCH_F32, shift), h0 = bench_alloc(m, BENCH_F32, 0);
     BenchBuffer out = bench_alloc(n, BENCH_F32, shift), hT = bench_alloc(m, BENCH_F32, 0);

@@ -100,9 +100,24 @@ static __device__ __forceinline__ float max_nan(float a, float b)
     return c;
 }
 
-// exp_below: exp(a - b) for a <= b, 1 for a = b = +-inf. __expf is off by 2 ulp and by 6e-8 |a - b|
-// relative: at most 2e-7 of the sum it goes into.
-static __device__ __forceinline__ float exp_below(float a, float b) { return a == b ? 1 : __expf(a - b); }
+// exp_fast: exp(x) for x <= 0, off by 2 ulp and by 6e-8 |x| relative: at most 2e-7 of the sum it goes into;
+// 0 below 2^-126. log_fast: off by 2^-22 near 1, exact at 1, 2 ulp elsewhere; -inf at 0.
+static __device__ __forceinline__ float exp_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+    return y;
+}
+
+static __device__ __forceinline__ float log_fast(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y * 0.6931471805599453f;
+}
+
+// exp_below: exp(a - b) for a <= b, 1 for a = b = +-inf.
+static __device__ __forceinline__ float exp_below(float a, float b) { return a == b ? 1 : exp_fast(a - b); }
 
 static __device__ __forceinline__ Pair pair_add(Pair p, float x)
 {
@@ -116,8 +131,7 @@ static __device__ __forceinline__ Pair pair_join(Pair a, Pair b)
     return {m, a.s * exp_below(a.m, m) + b.s * exp_below(b.m, m)};
 }
 
-// pair_log: __logf is off by 2^-21.4 near 1, exact at 1, -inf at 0.
-static __device__ __forceinline__ float pair_log(Pair p) { return p.m + __logf(p.s); }
+static __device__ __forceinline__ float pair_log(Pair p) { return p.m + log_fast(p.s); }
 
 // ---- forward ----
 
@@ -205,9 +219,11 @@ chain_kernel(float *y, float *hT, Word *sums, Word *carries, const float *x, con
                 word_put(&sums[((size_t)b * tl.NT + k) * D + c0 + cw], sum);
         }
         unsigned k0 = k / GROUP * GROUP + q * EACH;
-        Pair s = pair_empty(); // of EACH earlier tiles of the group
-        for (unsigned i = k0; i < k0 + EACH && i < k && own; i++)
-            s = pair_join(s, word_wait<Pair>(&sums[((size_t)b * tl.NT + i) * D + c0 + cw]));
+        int count = own && k > k0 ? k - k0 < EACH ? (int)(k - k0) : EACH : 0;
+        Pair s = pair_empty(), earlier[EACH]; // EACH earlier tiles of the group
+        words_wait(earlier, &sums[((size_t)b * tl.NT + k0) * D + c0 + cw], D, count, pair_empty());
+        for (int i = 0; i < EACH; i++)
+            s = pair_join(s, earlier[i]);
         part[q][cw] = s;
         __syncthreads();
         if (q == 0 && own) {
@@ -240,10 +256,121 @@ chain_kernel(float *y, float *hT, Word *sums, Word *carries, const float *x, con
     }
 }
 
+// stream_kernel: as chain_kernel, with one exponential and one logarithm an element. A thread takes all its
+// terms relative to its own largest x, once; what comes before enters as A, out = M + log(A + S_r B). That is
+// as exact as pairs while the running sum spans less than e^80 within the thread's rows (fp32 has e^-87 to
+// spare), which its first row tells; otherwise (jumps, leading -inf, +inf, NaN) the rows are added as pairs
+// after all. The next tile is on its way to shared memory meanwhile. y must not alias x.
+template <int VEC, int LX, int ROWS, int BLOCKS>
+static __global__ void __launch_bounds__(THREADS, BLOCKS)
+stream_kernel(float *y, float *hT, Word *sums, Word *carries, const float *x, const float *h0, size_t T,
+              size_t D, unsigned B, int reverse, Tiling tl)
+{
+    const int W = LX * VEC, HIGH = THREADS / LX, PARTS = THREADS / W, EACH = GROUP / PARTS;
+    extern __shared__ float4 dynamic[];
+    __shared__ Pair total[HIGH][W], before[HIGH][W], part[PARTS][W], carry[W];
+    float *next = (float *)dynamic + threadIdx.x * VEC;
+    const int g = threadIdx.x / LX, w = threadIdx.x % LX * VEC; // place in the tile
+    const int q = threadIdx.x / W, cw = threadIdx.x % W;        // place in its sums
+    const ptrdiff_t step = reverse ? -(ptrdiff_t)D : (ptrdiff_t)D;
+    auto fetch = [&](unsigned tile) {
+        Place p = place(tile, g, w, W, HIGH, B, T, D, reverse, tl);
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            if (r < p.rows)
+                copy_async<VEC>(next + r * THREADS * VEC, x + p.first + r * step);
+    };
+    fetch(blockIdx.x);
+    for (unsigned tile = blockIdx.x; tile < tl.tiles; tile += gridDim.x) {
+        const Place p = place(tile, g, w, W, HIGH, B, T, D, reverse, tl);
+        float v[ROWS][VEC], x0[VEC], top[VEC];
+        copies_wait();
+#pragma unroll
+        for (int r = 0; r < ROWS; r++) {
+            for (int c = 0; c < VEC; c++)
+                v[r][c] = -INFINITY;
+            if (r < p.rows)
+                load(v[r], next + r * THREADS * VEC);
+        }
+        if (tile + gridDim.x < tl.tiles)
+            fetch(tile + gridDim.x);
+        for (int c = 0; c < VEC; c++) {
+            float sum = 0;
+            x0[c] = v[0][c];
+            top[c] = -FLT_MAX;
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                top[c] = max_nan(top[c], v[r][c]);
+#pragma unroll
+            for (int r = 0; r < ROWS; r++)
+                v[r][c] = sum += exp_fast(v[r][c] - top[c]);
+            total[g][w + c] = {top[c], top[c] == INFINITY ? 1 : sum}; // sum is NaN then: inf - inf
+        }
+        __syncthreads();
+        Pair sum = pair_empty(); // of the tile, in the threads q = 0
+        const size_t c = p.c0 + cw;
+        const int own = c < D;
+        if (q == 0) {
+#pragma unroll
+            for (int i = 0; i < HIGH; i++) {
+                before[i][cw] = sum;
+                sum = pair_join(sum, total[i][cw]);
+            }
+            if (tl.NT > 1 && own)
+                word_put(&sums[((size_t)p.b * tl.NT + p.k) * D + c], sum);
+        }
+        unsigned k0 = p.k / GROUP * GROUP + q * EACH;
+        int count = own && p.k > k0 ? p.k - k0 < EACH ? (int)(p.k - k0) : EACH : 0;
+        Pair s = pair_empty(), earlier[EACH];
+        words_wait(earlier, &sums[((size_t)p.b * tl.NT + k0) * D + c], D, count, pair_empty());
+        for (int i = 0; i < EACH; i++)
+            s = pair_join(s, earlier[i]);
+        part[q][cw] = s;
+        __syncthreads();
+        if (q == 0 && own) {
+            unsigned G = p.k / GROUP;
+            size_t at = (size_t)p.b * D + c;
+            s = G ? word_wait<Pair>(&carries[((size_t)p.b * tl.NG + G) * D + c])
+                  : h0 ? pair_add(pair_empty(), h0[at]) : pair_empty();
+            for (int i = 0; i < PARTS; i++)
+                s = pair_join(s, part[i][cw]);
+            carry[cw] = s;
+            sum = pair_join(s, sum);
+            if (p.k % GROUP == GROUP - 1 && p.k + 1 < tl.NT)
+                word_put(&carries[((size_t)p.b * tl.NG + G + 1) * D + c], sum);
+            if (hT && p.k + 1 == tl.NT)
+                hT[at] = pair_log(sum);
+        }
+        __syncthreads();
+        for (int c = 0; c < VEC; c++) {
+            Pair in = pair_join(carry[w + c], before[g][w + c]);
+            float M = max_nan(in.m, top[c]), low = fmaxf(in.m, x0[c]);
+            if (M - low <= 80 || p.rows == 0) { // false for NaN
+                float A = in.s * exp_fast(in.m - M), scale = exp_fast(top[c] - M);
+#pragma unroll
+                for (int r = 0; r < ROWS; r++)
+                    v[r][c] = M + log_fast(fmaf(v[r][c], scale, A));
+            } else {
+#pragma unroll
+                for (int r = 0; r < ROWS; r++)
+                    if (r < p.rows) {
+                        in = pair_add(in, x[p.first + c + r * step]);
+                        v[r][c] = pair_log(in);
+                    }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            if (r < p.rows)
+                store(y + p.first + r * step, v[r]);
+    }
+}
+
 // scan_launch: clear the words and launch a one-pass kernel of either direction (`vec`: with 16-byte
 // accesses).
-static void scan_launch(const Lcse *p, const void *kernel, int vec, int max_rows, float *out, float *hT,
-                        const float *in0, const float *in1, const float *in2, cudaStream_t stream)
+// smem: bytes of dynamic shared memory.
+static void scan_launch(const Lcse *p, const void *kernel, int vec, int max_rows, size_t smem, float *out,
+                        float *hT, const float *in0, const float *in1, const float *in2, cudaStream_t stream)
 {
     if (empty(p))
         return;
@@ -254,11 +381,11 @@ static void scan_launch(const Lcse *p, const void *kernel, int vec, int max_rows
     Word *sums = p->work, *carries = sums + n;
     if (t.single_pass)
         CUDA_CHECK(cudaMemsetAsync(p->work, 0xFF, 8 * (n + m), stream));
-    bench_fits(kernel, "logcumsumexp one pass", THREADS, 0);
+    bench_fits(kernel, "logcumsumexp one pass", THREADS, smem);
     void *forward[] = {&out, &hT, &sums, &carries, &in0, &in1, &T, &D, &B, &reverse, &t};
     void *backward[] = {&out, &sums, &carries, &in0, &in1, &in2, &T, &D, &B, &reverse, &t};
-    CUDA_CHECK(cudaLaunchKernel(kernel, tiling_grid(&t, kernel), THREADS, in2 ? backward : forward, 0,
-                                stream));
+    CUDA_CHECK(cudaLaunchKernel(kernel, tiling_grid(&t, kernel, smem), THREADS, in2 ? backward : forward,
+                                smem, stream));
 }
 
 template <int ROWS, int BLOCKS> static void forward_chain(const void *problem, cudaStream_t stream)
@@ -267,16 +394,31 @@ template <int ROWS, int BLOCKS> static void forward_chain(const void *problem, c
     int vec = aligned16(p->D, p->y, p->x, p->hT, p->h0);
     const void *kernel = vec ? (const void *)chain_kernel<4, 16, ROWS, BLOCKS>
                              : (const void *)chain_kernel<1, 32, ROWS, BLOCKS>;
-    scan_launch(p, kernel, vec, ROWS, p->y, p->hT, p->x, p->h0, NULL, stream);
+    scan_launch(p, kernel, vec, ROWS, 0, p->y, p->hT, p->x, p->h0, NULL, stream);
+}
+
+template <int ROWS, int BLOCKS> static void forward_stream(const void *problem, cudaStream_t stream)
+{
+    const Lcse *p = (const Lcse *)problem;
+    int vec = aligned16(p->D, p->y, p->x, p->hT, p->h0);
+    const void *kernel = vec ? (const void *)stream_kernel<4, 16, ROWS, BLOCKS>
+                             : (const void *)stream_kernel<1, 32, ROWS, BLOCKS>;
+    scan_launch(p, kernel, vec, ROWS, (vec ? 16 : 4) * ROWS * THREADS, p->y, p->hT, p->x, p->h0, NULL,
+                stream);
 }
 
 // ---- backward ----
 
-// weight: exp(a - b), the share of a in b: a <= b up to rounding; 0 for a = -inf, whatever b.
-static __device__ __forceinline__ float weight(float a, float b)
+// finite: x brought into [-FLT_MAX, FLT_MAX]; NaN stays. With y so limited, and x from above, no difference
+// is inf - inf: exp(x - y) is 0 for x = -inf and 1 for x = y = inf. Between two y = -inf it is 1 instead of
+// 0, which no x sees: theirs are all -inf.
+static __device__ __forceinline__ float finite_above(float x)
 {
-    return a == -INFINITY ? 0 : exp_below(a, b);
+    asm("min.NaN.f32 %0, %0, %1;" : "+f"(x) : "f"(FLT_MAX));
+    return x;
 }
+
+static __device__ __forceinline__ float finite(float x) { return max_nan(finite_above(x), -FLT_MAX); }
 
 static __global__ void walk_backward_kernel(float *dx, const float *dy, const float *x, const float *y,
                                             size_t B, size_t T, size_t D, int reverse)
@@ -286,11 +428,12 @@ static __global__ void walk_backward_kernel(float *dx, const float *dy, const fl
         return;
     size_t at = (i / D * T + (reverse ? 0 : T - 1)) * D + i % D;
     ptrdiff_t step = reverse ? (ptrdiff_t)D : -(ptrdiff_t)D;
-    float R = 0, later = INFINITY;
+    float R = 0, later = FLT_MAX;
     for (size_t t = 0; t < T; t++, at += step) {
-        R = fmaf(t ? weight(y[at], later) : 0, R, dy[at]);
-        later = y[at];
-        dx[at] = weight(x[at], later) * R;
+        float now = finite(y[at]);
+        R = fmaf(exp_fast(now - later), R, dy[at]); // at the first, R is 0
+        later = now;
+        dx[at] = exp_fast(finite_above(x[at]) - now) * R;
     }
 }
 
@@ -341,16 +484,17 @@ chain_backward_kernel(float *dx, Word *sums, Word *carries, const float *dy, con
             }
         }
         for (int j = 0; j < VEC; j++)
-            later[j] = INFINITY; // at the first position: coefficient 0
+            later[j] = FLT_MAX; // at the first position, where R is 0
         if (rows && t0)
             load(later, y + first - step);
         for (int j = 0; j < VEC; j++) {
             Affine p = {1, 0};
+            later[j] = finite(later[j]);
 #pragma unroll
             for (int i = 0; i < ROWS; i++) {
-                float now = c[i][j];
-                e[i][j] = weight(e[i][j], now);
-                c[i][j] = i >= rows ? 1 : i + t0 ? weight(now, later[j]) : 0;
+                float now = finite(c[i][j]);
+                e[i][j] = exp_fast(finite_above(e[i][j]) - now);
+                c[i][j] = i < rows ? exp_fast(now - later[j]) : 1;
                 later[j] = now;
                 p = affine_join(p, {c[i][j], r[i][j]});
             }
@@ -369,9 +513,11 @@ chain_backward_kernel(float *dx, Word *sums, Word *carries, const float *dy, con
                 word_put(&sums[((size_t)b * tl.NT + k) * D + c0 + cw], sum);
         }
         unsigned k0 = k / GROUP * GROUP + q * EACH;
-        Affine s = {1, 0};
-        for (unsigned i = k0; i < k0 + EACH && i < k && own; i++)
-            s = affine_join(s, word_wait<Affine>(&sums[((size_t)b * tl.NT + i) * D + c0 + cw]));
+        int count = own && k > k0 ? k - k0 < EACH ? (int)(k - k0) : EACH : 0;
+        Affine s = {1, 0}, earlier[EACH];
+        words_wait(earlier, &sums[((size_t)b * tl.NT + k0) * D + c0 + cw], D, count, s);
+        for (int i = 0; i < EACH; i++)
+            s = affine_join(s, earlier[i]);
         part[q][cw] = s;
         __syncthreads();
         if (q == 0 && own) {
@@ -406,17 +552,19 @@ template <int ROWS, int BLOCKS> static void backward_chain(const void *problem, 
     int vec = aligned16(p->D, p->dx, p->dy, p->x, p->y);
     const void *kernel = vec ? (const void *)chain_backward_kernel<4, 16, ROWS, BLOCKS>
                              : (const void *)chain_backward_kernel<1, 32, ROWS, BLOCKS>;
-    scan_launch(p, kernel, vec, ROWS, p->dx, NULL, p->dy, p->x, p->y, stream);
+    scan_launch(p, kernel, vec, ROWS, 0, p->dx, NULL, p->dy, p->x, p->y, stream);
 }
 
 // ---- main ----
 
-enum { NUM_FORWARD = 3, NUM_BACKWARD = 3 };
+enum { NUM_FORWARD = 5, NUM_BACKWARD = 3 };
 
 static const BenchKernel forward_kernels[NUM_FORWARD] = {
     {1, "thread a channel", forward1, NULL},
     {2, "one pass, 272 rows", forward_chain<17, 2>, NULL},
     {3, "one pass, 144 rows", forward_chain<9, 3>, NULL},
+    {4, "one exp a row, next tile, 144 rows", forward_stream<9, 3>, NULL},
+    {5, "one exp a row, next tile, 272 rows", forward_stream<17, 2>, NULL},
 };
 
 static const BenchKernel backward_kernels[NUM_BACKWARD] = {

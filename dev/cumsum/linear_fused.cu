@@ -14,26 +14,32 @@
 // Sums are in plain fp32 (H <= 491 and approx: |mu(b)| <= sqrt(H), nothing overflows) or, LOG, as pairs
 // s 2^m with m the running maximum; the plain form scans da / exp(l) and needs no coefficient.
 //
-// A block takes one sequence, P = H/12 threads side by side on a row, 256/P rows at a time, and walks down
-// it in tiles, the next tile's loads in flight. Saved for backward: the sum (LOG: its log2) before each tile,
-// carry (B, ceil(T/TILE), H) fp32; everything else (statistics, sums, z) is recomputed from a and b.
+// P = H/12 threads side by side on a row, 256/P rows of threads: a tile; a thread holds ROWS rows. All tiles,
+// sequence after sequence, are dealt in equal runs to as many blocks as the device holds at once: 320
+// sequences on 132 multiprocessors, whole sequences to each, would leave a fifth of them idle. A block walks
+// its run's last sequence first, so that where a run ends inside a sequence, the sum so far is ready when the
+// next block comes to need it, as the last thing it does (backward: mirrored). The next tile's rows are on
+// their way to shared memory meanwhile. Where runs end depends on the device, and so do the last bits.
+// Saved for backward: the sum (LOG: its log2) before each tile, carry (B, ceil(T/TILE), H) fp32; everything
+// else (statistics, sums, z) is recomputed from a and b.
 // H <= 3072; H = 12 P takes 8- or 16-byte accesses, another H the same kernel with scalar, masked ones.
 //
 // H200, TABLE_DATE: ms, GB/s of the fewest bytes (3 arrays forward, 5 backward), % of copy
 // TABLE
-#include "../bench.cuh"
+#include "chain.cuh"
 #include <float.h>
 
 typedef struct {
     void *o, *da, *db;         // (B,T,H)
     float *carry;              // (B, ceil(T/TILE), H): written by forward, read by backward
+    Word *words;               // (blocks, H): where runs of tiles meet
     const void *a, *b, *dout;  // (B,T,H)
     BenchType type;            // of all (B,T,H) arrays
     int norm;                  // 1 approx, 0 none
     int B, T, H;
 } Linear;
 
-enum { THREADS = 256, N = 12 }; // N channels a thread: 3 times 4
+enum { N = 12, MAX_BLOCKS = 1024 }; // N channels a thread: 3 times 4
 #define LOG2E 1.4426950408889634f
 #define EPS 1e-8f
 
@@ -46,20 +52,22 @@ template <typename X> struct Raw;
 template <> struct Raw<float> { typedef float4 T; };
 template <> struct Raw<bf16> { typedef uint2 T; };
 
-// row_load: the thread's 12 channels of a row as stored; 0 beyond H.
+// row_fetch: start copying the thread's 12 channels of a row to its place in shared memory, to[256 j].
 template <typename X, int P, int FULL>
-static __device__ __forceinline__ void row_load(typename Raw<X>::T (&raw)[3], const X *row, int H)
+static __device__ __forceinline__ void row_fetch(typename Raw<X>::T *to, const X *row, int H)
 {
 #pragma unroll
     for (int j = 0; j < 3; j++) {
         int c = 4 * (threadIdx.x % P + P * j);
         if (FULL) {
-            raw[j] = *(const typename Raw<X>::T *)(row + c);
+            unsigned at = (unsigned)__cvta_generic_to_shared(to + THREADS * j);
+            asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(row + c),
+                         "n"(4 * sizeof(X)) : "memory");
         } else {
             X v[4];
             for (int i = 0; i < 4; i++)
                 v[i] = c + i < H ? row[c + i] : X(0.f);
-            memcpy(&raw[j], v, sizeof v);
+            memcpy(to + THREADS * j, v, sizeof v);
         }
     }
 }
@@ -80,6 +88,18 @@ static __device__ __forceinline__ uint2 pack(const float *v, bf16)
     uint2 raw;
     memcpy(&raw.x, &lo, 4), memcpy(&raw.y, &hi, 4);
     return raw;
+}
+
+// row_read: what row_fetch brought, once it is there; 0 for a row that is not.
+template <typename X>
+static __device__ __forceinline__ void row_read(float (&v)[N], const typename Raw<X>::T *from, int exists)
+{
+#pragma unroll
+    for (int j = 0; j < 3; j++) {
+        unpack(v + 4 * j, from[THREADS * j]);
+        for (int i = 4 * j; i < 4 * j + 4; i++)
+            v[i] = exists ? v[i] : 0;
+    }
 }
 
 template <typename X, int P, int FULL>
@@ -179,6 +199,14 @@ static __device__ __forceinline__ float exp2_fast(float x)
     return y;
 }
 
+// log2_fast: lg2.approx, off by 2^-22 near 1 and 2 ulp elsewhere; -inf at 0.
+static __device__ __forceinline__ float log2_fast(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 static __device__ __forceinline__ Sum sum_empty(void) { return {-FLT_MAX, 0}; }
 
 template <int LOG> static __device__ __forceinline__ Sum sum_join(Sum a, Sum b)
@@ -264,41 +292,43 @@ static __device__ __forceinline__ void sums_before(Sum (&s)[ROWS][N], Sum (&run)
 }
 
 // row_exp: z = 2^a s / 2^K, K the integer just above the row's largest log2, and top[r], the largest z. The
-// scale is a power of two, so exact, and carries no gradient. 0 beyond H.
+// scale is a power of two, so exact, and carries no gradient. Plain: s becomes z / s. Anything beyond H.
 template <int P, int FULL, int LOG, int ROWS>
 static __device__ __forceinline__ void row_exp(float (&z)[ROWS][N], float (&top)[ROWS], const float (*a)[N],
-                                               const Sum (&s)[ROWS][N], int H, float *red)
+                                               Sum (&s)[ROWS][N], int H, float *red)
 {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        top[r] = -FLT_MAX;
-        for (int i = 0; i < N; i++)
+        top[r] = LOG ? -FLT_MAX : 0;
+        for (int i = 0; i < N; i++) {
+            z[r][i] = LOG ? a[r][i] + s[r][i].m : exp2_fast(a[r][i]);
             if (inside<P, FULL>(i, H))
-                top[r] = fmaxf(top[r], (LOG ? a[r][i] + s[r][i].m : a[r][i]) + __log2f(s[r][i].s));
+                top[r] = fmaxf(top[r], LOG ? z[r][i] + log2_fast(s[r][i].s) : z[r][i] * s[r][i].s);
+        }
     }
     row_reduce<P, 1>(top, red);
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
-        float K = floorf(top[r]) + 1;
-        top[r] = exp2_fast(top[r] - K);
-        for (int i = 0; i < N; i++)
-            z[r][i] = exp2_fast((LOG ? a[r][i] + s[r][i].m : a[r][i]) - K) * s[r][i].s;
+        float K = floorf(top[r]) + 1; // LOG; plain: 2^-K from the exponent's bits
+        float scale = __uint_as_float((253u << 23) - (__float_as_uint(top[r]) & 0x7F800000u));
+        top[r] = LOG ? exp2_fast(top[r] - K) : top[r] * scale;
+        for (int i = 0; i < N; i++) {
+            float w = LOG ? exp2_fast(z[r][i] - K) : z[r][i] * scale;
+            z[r][i] = w * s[r][i].s;
+            if (!LOG)
+                s[r][i].s = w;
+        }
     }
 }
 
 // ---- forward ----
 
-// rows_open: fetched rows of a and b (K of them) to mu(a), mu(b) in units of log 2, and their rstd.
-template <typename X, int P, int FULL, int NORM, int K>
-static __device__ __forceinline__ void rows_open(float (&x)[K][N], float (&rstd)[K],
-                                                 const typename Raw<X>::T (&raw)[K][3],
-                                                 float *first, int H, float *red)
+// rows_open: rows of a and b (K of them) to mu(a), mu(b) in units of log 2, and their rstd.
+template <int P, int FULL, int NORM, int K>
+static __device__ __forceinline__ void rows_open(float (&x)[K][N], float (&rstd)[K], float *first, int H,
+                                                 float *red)
 {
     float x0[K];
-#pragma unroll
-    for (int k = 0; k < K; k++)
-        for (int j = 0; j < 3; j++)
-            unpack(x[k] + 4 * j, raw[k][j]);
     if (!NORM) {
         for (int k = 0; k < K; k++)
             for (int i = 0; i < N; i++)
@@ -319,49 +349,104 @@ static __device__ __forceinline__ void rows_open(float (&x)[K][N], float (&rstd)
     row_normalize<P, FULL>(x, rstd, x0, LOG2E, H, red);
 }
 
-// linear_forward_kernel: o (B,T,H) =, carry (B, ceil(T/TILE), H) = from a, b (B,T,H). One block a sequence.
+// Run: the block's share of the tiles, first to last, and where it stands: tile k of sequence b.
+typedef struct {
+    unsigned first, last, b, k, NT;
+} Run;
+
+// run_start, run_next: forward (DIR 1) a run's sequences from its last to its first and each sequence's tiles
+// upwards; backward (DIR -1) the mirror image. run_next returns 0 at the end.
+template <int DIR> static __device__ __forceinline__ Run run_start(unsigned B, unsigned NT)
+{
+    unsigned long long tiles = (unsigned long long)B * NT;
+    Run r = {(unsigned)(tiles * blockIdx.x / gridDim.x), (unsigned)(tiles * (blockIdx.x + 1) / gridDim.x - 1),
+             0, 0, NT};
+    unsigned from = DIR > 0 ? r.last : r.first;
+    r.b = from / NT;
+    r.k = DIR > 0 ? (r.b * NT > r.first ? 0 : r.first % NT) : ((r.b + 1) * NT <= r.last ? NT - 1 : r.last % NT);
+    return r;
+}
+
+template <int DIR> static __device__ __forceinline__ int run_next(Run &r)
+{
+    unsigned at = r.b * r.NT + r.k;
+    if (DIR > 0) {
+        if (at < r.last && r.k + 1 < r.NT)
+            r.k++;
+        else if (r.b * r.NT <= r.first)
+            return 0;
+        else
+            r.b--, r.k = r.b * r.NT > r.first ? 0 : r.first % r.NT;
+    } else {
+        if (at > r.first && r.k > 0)
+            r.k--;
+        else if ((r.b + 1) * r.NT > r.last)
+            return 0;
+        else
+            r.b++, r.k = (r.b + 1) * r.NT <= r.last ? r.NT - 1 : r.last % r.NT;
+    }
+    return 1;
+}
+
+// linear_forward_kernel: o (B,T,H) =, carry (B, ceil(T/TILE), H) = from a, b (B,T,H). words (blocks, H):
+// empty at the start.
 template <typename X, int P, int FULL, int ROWS, int NORM, int LOG, int BLOCKS>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
-linear_forward_kernel(X *o, float *carry, const X *a, const X *b, int T, int H)
+linear_forward_kernel(X *o, float *carry, Word *words, const X *a, const X *b, int B, int T, int H)
 {
     const int HIGH = THREADS / P, W = N * P, COLS = (W + THREADS - 1) / THREADS, TILE = HIGH * ROWS;
+    extern __shared__ float4 dynamic[]; // (2 ROWS, 3, THREADS) times 4 elements, fetched
     __shared__ float4 ts[HIGH * W / 4], tm[LOG ? HIGH * W / 4 : 1];
     __shared__ float red[16 * ROWS], first[8 * ROWS];
     const int g = threadIdx.x / P;
-    const size_t seq = (size_t)blockIdx.x * T * H;
-    typename Raw<X>::T raw[2 * ROWS][3] = {};
-    Sum run[COLS];
-    for (int j = 0; j < COLS; j++)
-        run[j] = LOG ? sum_empty() : Sum{0, 0};
-    carry += (size_t)blockIdx.x * ((T + TILE - 1) / TILE) * H;
-    for (int r = 0; r < ROWS; r++)
-        if (g * ROWS + r < T) {
-            row_load<X, P, FULL>(raw[r], a + seq + (size_t)(g * ROWS + r) * H, H);
-            row_load<X, P, FULL>(raw[ROWS + r], b + seq + (size_t)(g * ROWS + r) * H, H);
+    typename Raw<X>::T *raw = (typename Raw<X>::T *)dynamic + threadIdx.x;
+    auto fetch = [&](const Run &at) {
+        for (int r = 0, t = at.k * TILE + g * ROWS; r < ROWS && t < T; r++, t++) {
+            row_fetch<X, P, FULL>(raw + 3 * r * THREADS, a + ((size_t)at.b * T + t) * H, H);
+            row_fetch<X, P, FULL>(raw + 3 * (ROWS + r) * THREADS, b + ((size_t)at.b * T + t) * H, H);
         }
-    for (int t1 = 0; t1 < T; t1 += TILE) {
-        const int t0 = t1 + g * ROWS, rows = T - t0;
+    };
+    Run next = run_start<1>(B, (T + TILE - 1) / TILE);
+    Sum run[COLS];
+    fetch(next);
+    for (int more = 1, begin = 1; more;) {
+        const Run at = next;
+        const int t0 = at.k * TILE + g * ROWS, rows = T - t0;
         float x[2 * ROWS][N], rstd[2 * ROWS], z[ROWS][N], top[ROWS], rz[ROWS];
         Sum s[ROWS][N];
-        rows_open<X, P, FULL, NORM>(x, rstd, raw, first, H, red);
-        for (int r = 0; r < ROWS; r++)
-            if (t0 + TILE + r < T) {
-                row_load<X, P, FULL>(raw[r], a + seq + (size_t)(t0 + TILE + r) * H, H);
-                row_load<X, P, FULL>(raw[ROWS + r], b + seq + (size_t)(t0 + TILE + r) * H, H);
-            }
+        copies_wait();
+        for (int r = 0; r < ROWS; r++) {
+            row_read<X>(x[r], raw + 3 * r * THREADS, r < rows);
+            row_read<X>(x[ROWS + r], raw + 3 * (ROWS + r) * THREADS, r < rows);
+        }
+        more = run_next<1>(next);
+        if (more)
+            fetch(next);
+        rows_open<P, FULL, NORM>(x, rstd, first, H, red);
         sums_local<LOG>(s, x + ROWS, rows);
         for (int j = 0; j < COLS; j++) {
             int c = threadIdx.x + THREADS * j;
-            if (c < H)
-                carry[c] = LOG ? run[j].m + __log2f(run[j].s) : run[j].s + run[j].m;
+            if (c >= H)
+                break;
+            if (at.k == 0)
+                run[j] = LOG ? sum_empty() : Sum{0, 0};
+            else if (begin)
+                run[j] = word_wait<Sum>(&words[(size_t)blockIdx.x * H + c]);
+            carry[((size_t)at.b * at.NT + at.k) * H + c] = LOG ? run[j].m + log2_fast(run[j].s)
+                                                               : run[j].s + run[j].m;
         }
-        carry += H;
         sums_before<P, LOG>(s, run, (float *)ts, (float *)tm);
+        begin = !more || next.b != at.b;
+        for (int j = 0; j < COLS && begin && at.k + 1 < at.NT; j++) {
+            int c = threadIdx.x + THREADS * j;
+            if (c < H) // the sequence goes on in the next block
+                word_put(&words[(size_t)(blockIdx.x + 1) * H + c], run[j]);
+        }
         row_exp<P, FULL, LOG>(z, top, x, s, H, red);
         row_normalize<P, FULL>(z, rz, top, 1, H, red);
         for (int r = 0; r < ROWS; r++)
             if (r < rows)
-                row_store<X, P, FULL>(o + seq + (size_t)(t0 + r) * H, z[r], H);
+                row_store<X, P, FULL>(o + ((size_t)at.b * T + t0 + r) * H, z[r], H);
     }
 }
 
@@ -409,93 +494,109 @@ static __device__ __forceinline__ void scan_back(float (&y)[ROWS][N], const floa
             y[r][i] = LOG ? fmaf(exp2_fast(l[r][i] - l_in[i]), in[i], y[r][i]) : y[r][i] + in[i];
 }
 
-// linear_backward_kernel: da, db (B,T,H) = from dout, a, b (B,T,H), carry as saved every TILE rows.
+// row_means: means[k] = (sum of u, sum of u v) over the row for K pairs of rows.
+template <int P, int FULL, int K>
+static __device__ __forceinline__ void row_means(float (&means)[2 * K], const float (*u)[N],
+                                                 const float (*v)[N], int H, float *red)
+{
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        means[2 * k] = means[2 * k + 1] = 0;
+        for (int i = 0; i < N; i++) {
+            float d = inside<P, FULL>(i, H) ? u[k][i] : 0;
+            means[2 * k] += d;
+            means[2 * k + 1] = fmaf(d, v[k][i], means[2 * k + 1]);
+        }
+    }
+    row_reduce<P, 0>(means, red);
+    for (int k = 0; k < 2 * K; k++)
+        means[k] *= 1.0f / H;
+}
+
+// linear_backward_kernel: da, db (B,T,H) = from dout, a, b (B,T,H), carry as linear_forward_kernel with the same
+// tile wrote it. words (blocks, H): empty at the start.
 template <typename X, int P, int FULL, int ROWS, int NORM, int LOG, int BLOCKS>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
-linear_backward_kernel(X *da, X *db, const X *dout, const X *a, const X *b, const float *carry, int T, int H)
+linear_backward_kernel(X *da, X *db, Word *words, const X *dout, const X *a, const X *b, const float *carry,
+                       int B, int T, int H)
 {
     const int HIGH = THREADS / P, W = N * P, COLS = (W + THREADS - 1) / THREADS, TILE = HIGH * ROWS;
+    extern __shared__ float4 dynamic[]; // (3 ROWS, 3, THREADS) times 4 elements, fetched
     __shared__ float4 ts[HIGH * W / 4], tr[LOG ? 1 : HIGH * W / 4], tm[LOG ? (HIGH + 1) * W / 4 : 1];
     __shared__ float red[32 * ROWS], first[8 * ROWS];
-    const int g = threadIdx.x / P, NT = (T + TILE - 1) / TILE;
-    const size_t seq = (size_t)blockIdx.x * T * H;
-    const float inv_H = 1.0f / H;
-    Sum back[COLS];
-    for (int j = 0; j < COLS; j++)
-        back[j] = {INFINITY, 0}; // nothing after the end
-    for (int k = NT - 1; k >= 0; k--) {
-        const int t0 = k * TILE + g * ROWS, rows = T - t0;
-        typename Raw<X>::T raw[2 * ROWS][3] = {}, raw_g[ROWS][3] = {};
-        float x[2 * ROWS][N], rstd[2 * ROWS], o[ROWS][N], z[ROWS][N], top[ROWS], rz[ROWS];
-        float y[ROWS][N], l[ROWS][N], means[4 * ROWS];
-        Sum s[ROWS][N], run[COLS];
-        for (int r = 0; r < ROWS; r++)
-            if (r < rows) {
-                size_t row = seq + (size_t)(t0 + r) * H;
-                row_load<X, P, FULL>(raw[r], a + row, H);
-                row_load<X, P, FULL>(raw[ROWS + r], b + row, H);
-                row_load<X, P, FULL>(raw_g[r], dout + row, H);
-            }
-        for (int j = 0; j < COLS; j++) {
-            int c = threadIdx.x + THREADS * j;
-            float before = c < H ? carry[((size_t)blockIdx.x * NT + k) * H + c] : 0;
-            run[j] = LOG ? Sum{k ? before : -FLT_MAX, k ? 1.f : 0.f} : Sum{0, before};
+    const int g = threadIdx.x / P;
+    typename Raw<X>::T *raw = (typename Raw<X>::T *)dynamic + threadIdx.x;
+    float saved[COLS]; // the next tile's carry
+    auto fetch = [&](const Run &at) {
+        for (int r = 0, t = at.k * TILE + g * ROWS; r < ROWS && t < T; r++, t++) {
+            size_t row = ((size_t)at.b * T + t) * H;
+            row_fetch<X, P, FULL>(raw + 3 * r * THREADS, a + row, H);
+            row_fetch<X, P, FULL>(raw + 3 * (ROWS + r) * THREADS, b + row, H);
+            row_fetch<X, P, FULL>(raw + 3 * (2 * ROWS + r) * THREADS, dout + row, H);
         }
-        rows_open<X, P, FULL, NORM>(x, rstd, raw, first, H, red);
+        for (int j = 0, c = threadIdx.x; j < COLS; j++, c += THREADS)
+            saved[j] = c < H ? carry[((size_t)at.b * at.NT + at.k) * H + c] : 0;
+    };
+    Run next = run_start<-1>(B, (T + TILE - 1) / TILE);
+    Sum back[COLS];
+    fetch(next);
+    for (int more = 1, begin = 1; more;) {
+        const Run at = next;
+        const int t0 = at.k * TILE + g * ROWS, rows = T - t0;
+        float x[2 * ROWS][N], rstd[2 * ROWS], o[ROWS][N], z[ROWS][N], top[ROWS], rz[ROWS];
+        float y[ROWS][N], l[ROWS][N], means[2 * ROWS];
+        Sum s[ROWS][N], run[COLS];
+        copies_wait();
+        for (int r = 0; r < ROWS; r++) {
+            row_read<X>(x[r], raw + 3 * r * THREADS, r < rows);
+            row_read<X>(x[ROWS + r], raw + 3 * (ROWS + r) * THREADS, r < rows);
+            row_read<X>(y[r], raw + 3 * (2 * ROWS + r) * THREADS, r < rows);
+        }
+        for (int j = 0; j < COLS; j++)
+            run[j] = LOG ? Sum{at.k ? saved[j] : -FLT_MAX, at.k ? 1.f : 0.f} : Sum{0, saved[j]};
+        more = run_next<-1>(next);
+        if (more)
+            fetch(next);
+        rows_open<P, FULL, NORM>(x, rstd, first, H, red);
         sums_local<LOG>(s, x + ROWS, rows);
         sums_before<P, LOG>(s, run, (float *)ts, (float *)tm);
         row_exp<P, FULL, LOG>(z, top, x, s, H, red);
         memcpy(o, z, sizeof o);
         row_normalize<P, FULL>(o, rz, top, 1, H, red);
-        // o = normalize(z), do = y
-        for (int r = 0; r < ROWS; r++) {
-            means[r] = means[ROWS + r] = means[2 * ROWS + r] = means[3 * ROWS + r] = 0;
-            for (int j = 0; j < 3; j++)
-                unpack(y[r] + 4 * j, raw_g[r][j]);
-            for (int i = 0; i < N; i++) {
-                means[r] += y[r][i];
-                means[ROWS + r] = fmaf(y[r][i], o[r][i], means[ROWS + r]);
-            }
-        }
-        row_reduce<P, 0>(means, red);
-        // z = exp(a + l): da = dl = dz z, now in z; what the scan takes in y
+        // o = normalize(z), y = do: dz = rz (do - mean(do) - o mean(do o))
+        row_means<P, FULL, ROWS>(means, y, o, H, red);
+        // z = exp(a + l): da = dl = dz z, now in z; y = what the scan takes
         for (int r = 0; r < ROWS; r++)
             for (int i = 0; i < N; i++) {
-                z[r][i] *= rz[r] * (y[r][i] - (means[r] + o[r][i] * means[ROWS + r]) * inv_H);
-                l[r][i] = LOG ? s[r][i].m + __log2f(s[r][i].s) : 0;
-                y[r][i] = LOG ? z[r][i] : __fdividef(z[r][i], s[r][i].s); // 2 ulp
+                float dz = rz[r] * (y[r][i] - (means[2 * r] + o[r][i] * means[2 * r + 1]));
+                z[r][i] *= dz;
+                l[r][i] = LOG ? s[r][i].m + log2_fast(s[r][i].s) : 0;
+                y[r][i] = LOG ? z[r][i] : dz * s[r][i].s;
             }
         if (LOG)
             __syncthreads(); // ts and tm are about to be used again
+        for (int j = 0, c = threadIdx.x; j < COLS && begin && c < H; j++, c += THREADS)
+            back[j] = at.k + 1 == at.NT ? Sum{INFINITY, 0} : word_wait<Sum>(&words[(size_t)blockIdx.x * H + c]);
         scan_back<P, LOG>(y, l, back, (float *)(LOG ? ts : tr), (float *)tm);
+        begin = !more || next.b != at.b;
+        for (int j = 0, c = threadIdx.x; j < COLS && begin && at.k && c < H; j++, c += THREADS)
+            word_put(&words[(size_t)(blockIdx.x - 1) * H + c], back[j]); // it goes on in the block before
         for (int r = 0; r < ROWS; r++)
             for (int i = 0; i < N; i++)
                 y[r][i] *= exp2_fast(x[ROWS + r][i] - l[r][i]);
         // through mu: dx = rstd (d - mean(d) - mu mean(d mu)); x is mu / log 2
-        if (NORM) {
-            for (int r = 0; r < ROWS; r++) {
-                means[r] = means[ROWS + r] = means[2 * ROWS + r] = means[3 * ROWS + r] = 0;
-                for (int i = 0; i < N; i++) {
-                    int in = inside<P, FULL>(i, H);
-                    means[r] += in ? z[r][i] : 0;
-                    means[ROWS + r] += in ? z[r][i] * x[r][i] : 0;
-                    means[2 * ROWS + r] += in ? y[r][i] : 0;
-                    means[3 * ROWS + r] += in ? y[r][i] * x[ROWS + r][i] : 0;
-                }
-            }
-            row_reduce<P, 0>(means, red);
-            const float unit = inv_H / (LOG2E * LOG2E);
+        const float unit = 1 / (LOG2E * LOG2E);
+        for (int side = 0; side < 2 && NORM; side++) {
+            row_means<P, FULL, ROWS>(means, side ? y : z, x + side * ROWS, H, red);
             for (int r = 0; r < ROWS; r++)
                 for (int i = 0; i < N; i++) {
-                    float ma = means[r] * inv_H + x[r][i] * means[ROWS + r] * unit;
-                    float mb = means[2 * ROWS + r] * inv_H + x[ROWS + r][i] * means[3 * ROWS + r] * unit;
-                    z[r][i] = rstd[r] * (z[r][i] - ma);
-                    y[r][i] = rstd[ROWS + r] * (y[r][i] - mb);
+                    float &d = side ? y[r][i] : z[r][i], mu = x[side * ROWS + r][i];
+                    d = rstd[side * ROWS + r] * (d - (means[2 * r] + mu * (means[2 * r + 1] * unit)));
                 }
         }
         for (int r = 0; r < ROWS; r++)
             if (r < rows) {
-                size_t row = seq + (size_t)(t0 + r) * H;
+                size_t row = ((size_t)at.b * T + t0 + r) * H;
                 row_store<X, P, FULL>(da + row, z[r], H);
                 row_store<X, P, FULL>(db + row, y[r], H);
             }
@@ -504,21 +605,28 @@ linear_backward_kernel(X *da, X *db, const X *dout, const X *a, const X *b, cons
 
 // ---- launchers ----
 
-// launch: forward (BACK 0) or backward ; both must have the same ROWS.
+// launch: forward (BACK 0) or backward; carry passes between those of equal P and ROWS.
 template <typename X, int P, int FULL, int ROWS, int NORM, int LOG, int BLOCKS, int BACK>
 static void launch(const Linear *p, cudaStream_t stream)
 {
-    if constexpr (BACK) {
-        auto kernel = linear_backward_kernel<X, P, FULL, ROWS, NORM, LOG, BLOCKS>;
-        bench_fits((const void *)kernel, "linear_backward_kernel", THREADS, 0);
-        kernel<<<p->B, THREADS, 0, stream>>>((X *)p->da, (X *)p->db, (const X *)p->dout, (const X *)p->a,
-                                             (const X *)p->b, p->carry, p->T, p->H);
-    } else {
-        auto kernel = linear_forward_kernel<X, P, FULL, ROWS, NORM, LOG, BLOCKS>;
-        bench_fits((const void *)kernel, "linear_forward_kernel", THREADS, 0);
-        kernel<<<p->B, THREADS, 0, stream>>>((X *)p->o, p->carry, (const X *)p->a, (const X *)p->b, p->T,
-                                             p->H);
-    }
+    const size_t tile = THREADS / P * ROWS, tiles = p->B * ((p->T + tile - 1) / tile);
+    const size_t smem = (BACK ? 3 : 2) * ROWS * N * THREADS * sizeof(X);
+    const void *kernel;
+    if constexpr (BACK)
+        kernel = (const void *)linear_backward_kernel<X, P, FULL, ROWS, NORM, LOG, BLOCKS>;
+    else
+        kernel = (const void *)linear_forward_kernel<X, P, FULL, ROWS, NORM, LOG, BLOCKS>;
+    if (tiles > INT32_MAX)
+        die(EXIT_MEMORY, "linear: %zu tiles, expected at most 2^31 - 1", tiles);
+    bench_fits(kernel, BACK ? "linear_backward_kernel" : "linear_forward_kernel", THREADS, smem);
+    Tiling t = {0, 0, 0, 0, (unsigned)tiles, 1};
+    unsigned blocks = tiling_grid(&t, kernel, smem);
+    CUDA_CHECK(cudaMemsetAsync(p->words, 0xFF, blocks * (size_t)p->H * 8, stream));
+    void *forward[] = {(void *)&p->o, (void *)&p->carry, (void *)&p->words, (void *)&p->a,
+                       (void *)&p->b, (void *)&p->B,     (void *)&p->T,     (void *)&p->H};
+    void *backward[] = {(void *)&p->da, (void *)&p->db,    (void *)&p->words, (void *)&p->dout, (void *)&p->a,
+                        (void *)&p->b,  (void *)&p->carry, (void *)&p->B,     (void *)&p->T,    (void *)&p->H};
+    CUDA_CHECK(cudaLaunchKernel(kernel, blocks, THREADS, BACK ? backward : forward, smem, stream));
 }
 
 // by_norm, by_shape: from run-time options to a compiled kernel. plain: 1 allows sums without logarithms.
@@ -571,6 +679,7 @@ static const BenchKernel forward_kernels[] = {
     {4, "one row a thread, log space", linear<1, 2, 0, 0, 0>, NULL},
     {5, "two rows a thread, log space", linear<2, 2, 0, 0, 0>, NULL},
     {6, "one row a thread, 4 blocks", linear<1, 4, 1, 0, 0>, NULL},
+    {7, "two rows a thread, 3 blocks", linear<2, 3, 1, 0, 0>, NULL},
 };
 
 static const BenchKernel backward_kernels[] = {
@@ -580,9 +689,10 @@ static const BenchKernel backward_kernels[] = {
     {4, "one row a thread, log space", linear<1, 2, 0, 0, 1>, NULL},
     {5, "two rows a thread, log space", linear<2, 1, 0, 0, 1>, NULL},
     {6, "one row a thread, 3 blocks", linear<1, 3, 1, 0, 1>, NULL},
+    {7, "two rows a thread, 2 blocks", linear<2, 2, 1, 0, 1>, NULL},
 };
 
-enum { NUM_KERNELS = 6 };
+enum { NUM_KERNELS = 7 };
 
 // ---- reference, in double ----
 
@@ -715,20 +825,21 @@ static int run_shape(int B, int T, int H, BenchType type, int norm, int harsh, s
 #pragma omp parallel for
         for (size_t j = 0; j < n; j++) {
             float v = bench_uniform(i, 2 * j) + bench_uniform(i, 2 * j + 1) - 1;
-            size_t row = j / H, c = j % H, kind = (row + i) % 7;
+            size_t row = j / H, c = j % H, kind = (row + 3 * i + 2) % 7; // row 0 is of no kind
             h[i][j] = i == 2 ? v : 3 * v + .5f;
             if (harsh && i < 2)
                 h[i][j] = kind == 0 ? (c == row % H ? 50 : 0) : kind == 1 && norm ? 1234 : 8 * v;
         }
     }
     BenchBuffer in[3], out[3], carry = bench_alloc(size_mul(size_mul(B, T, "carry"), H, "carry"), BENCH_F32, 0);
+    BenchBuffer words = bench_alloc((size_t)MAX_BLOCKS * H * 2, BENCH_F32, 0);
     for (int i = 0; i < 3; i++) {
         in[i] = bench_alloc(n, type, shift), out[i] = bench_alloc(n, type, shift);
         bench_upload(&in[i], type, h[i], n);
     }
     linear_ref(ref[0], ref[1], ref[2], h[0], h[1], h[2], B, T, H, norm);
-    Linear p = {out[0].data, out[1].data, out[2].data, (float *)carry.data, in[0].data, in[1].data, in[2].data,
-                type, norm, B, T, H};
+    Linear p = {out[0].data, out[1].data, out[2].data, (float *)carry.data, (Word *)words.data, in[0].data,
+                in[1].data, in[2].data, type, norm, B, T, H};
     BenchOutput outputs[] = {
         {"o", &out[0], type, n, ref[0], bf ? BOUND_FORWARD_BF16 : BOUND_FORWARD_FP32},
         {"da", &out[1], type, n, ref[1], bf ? BOUND_GRAD_BF16 : BOUND_GRAD_FP32},
@@ -745,11 +856,11 @@ static int run_shape(int B, int T, int H, BenchType type, int norm, int harsh, s
             forward_kernels[i].fn(&p, 0); // carry, as this kernel wants it
         failed += bench_case(&c, opt);
     }
-    if (!bench_guards(&carry))
-        failed++, printf("  FAILED: wrote outside carry\n");
+    if (!bench_guards(&carry) || !bench_guards(&words))
+        failed++, printf("  FAILED: wrote outside carry or words\n");
     for (int i = 0; i < 3; i++)
         bench_free(&in[i]), bench_free(&out[i]), free(h[i]), free(ref[i]);
-    bench_free(&carry);
+    bench_free(&carry), bench_free(&words);
     return failed;
 }
 
@@ -764,12 +875,12 @@ static int run_checks(const BenchOptions *opt)
         for (int j = 0; j < 7; j++)
             for (int k = 0; k < 4; k++, cases++) // H = 1: o = 0 and no gradient, exactly
                 failed += run_shape(Hs[j] > 1000 ? 1 : 1 + (i + j) % 3, Ts[i], Hs[j],
-                                    k % 2 ? BENCH_BF16 : BENCH_F32, k / 2, (i + j + k) % 3 == 0, 0,
-                                    Ts[i] > 100 && Hs[j] > 500 ? 12 : 62, &o);
-    failed += run_shape(1, 4097, 192, BENCH_F32, 1, 0, 0, 62, &o);
-    failed += run_shape(1, 65536, 33, BENCH_F32, 1, 0, 0, 60, &o);
-    failed += run_shape(2, 65, 192, BENCH_F32, 1, 0, 4, 62, &o); // not aligned
-    failed += run_shape(2, 65, 192, BENCH_BF16, 0, 0, 2, 62, &o);
+                                    k % 2 ? BENCH_BF16 : BENCH_F32, k / 2, Hs[j] > 3 && (i + j + k) % 3 == 0, 0,
+                                    Ts[i] > 100 && Hs[j] > 500 ? 12 : 254, &o);
+    failed += run_shape(1, 4097, 192, BENCH_F32, 1, 0, 0, 254, &o);
+    failed += run_shape(1, 65536, 33, BENCH_F32, 1, 0, 0, 12, &o);
+    failed += run_shape(2, 65, 192, BENCH_F32, 1, 0, 4, 254, &o); // not aligned
+    failed += run_shape(2, 65, 192, BENCH_BF16, 0, 0, 2, 254, &o);
     for (int rows = 65535; rows <= 65537; rows++, cases++)
         failed += run_shape(rows, 3, 8, BENCH_F32, 1, 0, 0, 12, &o);
     printf("linear: %d small cases, %d failures\n", cases + 4, failed);
@@ -783,13 +894,14 @@ int main(int argc, char **argv)
     if (opt.B || opt.T || opt.C) {
         for (int k = 0; k < 4; k++)
             failed += run_shape(opt.B ? (int)opt.B : 1, opt.T ? (int)opt.T : 1, opt.C ? (int)opt.C : 1,
-                                k % 2 ? BENCH_BF16 : BENCH_F32, k / 2, 0, 0, 62, &opt);
+                                k % 2 ? BENCH_BF16 : BENCH_F32, k / 2, 0, 0, 254, &opt);
         return failed ? EXIT_FAIL : 0;
     }
-    failed += run_checks(&opt);
+    if (!opt.time_only)
+        failed += run_checks(&opt);
     if (!opt.check_only) {
-        failed += run_shape(320, 258, 192, BENCH_BF16, 1, 0, 0, 126, &opt);
-        failed += run_shape(320, 258, 192, BENCH_F32, 1, 0, 0, 12, &opt);
+        failed += run_shape(320, 258, 192, BENCH_BF16, 1, 0, 0, 254, &opt);
+        failed += run_shape(320, 258, 192, BENCH_F32, 1, 0, 0, 204, &opt);
         failed += run_shape(320, 258, 192, BENCH_BF16, 0, 0, 0, 48, &opt);
         failed += run_shape(320, 256, 3072, BENCH_BF16, 1, 0, 0, 48, &opt);
     }

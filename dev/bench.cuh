@@ -30,7 +30,8 @@ static inline void bench_cuda(cudaError_t e, const char *what, const char *file,
 }
 
 // bench_fits: make `kernel` launchable with `threads` a block and `smem` bytes of dynamic shared
-// memory (opts in above 48 KiB); dies naming the kernel if registers or device do not allow it.
+// memory (opts in where, with its static memory, they pass 48 KiB); dies naming the kernel if
+// registers or device do not allow it.
 static inline void bench_fits(const void *kernel, const char *name, int threads, size_t smem)
 {
     cudaFuncAttributes a;
@@ -38,7 +39,7 @@ static inline void bench_fits(const void *kernel, const char *name, int threads,
     if (a.maxThreadsPerBlock < threads)
         die(EXIT_MEMORY, "%s: a block of %d threads, expected at most %d (%d registers each)", name,
             threads, a.maxThreadsPerBlock, a.numRegs);
-    if (smem > 48 * 1024 &&
+    if (smem + a.sharedSizeBytes > 48 * 1024 &&
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)smem))
         die(EXIT_MEMORY, "%s: %zu bytes of shared memory a block: too many here", name, smem);
 }

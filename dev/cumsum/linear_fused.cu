@@ -52,21 +52,28 @@ template <typename X> struct Raw;
 template <> struct Raw<float> { typedef float4 T; };
 template <> struct Raw<bf16> { typedef uint2 T; };
 
+// inside: 1 if the thread's channel i exists.
+template <int P, int FULL> static __device__ __forceinline__ int inside(int i, int H)
+{
+    return FULL || 4 * ((int)threadIdx.x % P + P * (i / 4)) + i % 4 < H;
+}
+
+// A thread's channels are 4 (p + P j) + 0..3, p = threadIdx % P, j = 0..2. `row` below is its channel 0.
+
 // row_fetch: start copying the thread's 12 channels of a row to its place in shared memory, to[256 j].
 template <typename X, int P, int FULL>
 static __device__ __forceinline__ void row_fetch(typename Raw<X>::T *to, const X *row, int H)
 {
 #pragma unroll
     for (int j = 0; j < 3; j++) {
-        int c = 4 * (threadIdx.x % P + P * j);
         if (FULL) {
             unsigned at = (unsigned)__cvta_generic_to_shared(to + THREADS * j);
-            asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(row + c),
+            asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(row + 4 * P * j),
                          "n"(4 * sizeof(X)) : "memory");
         } else {
             X v[4];
             for (int i = 0; i < 4; i++)
-                v[i] = c + i < H ? row[c + i] : X(0.f);
+                v[i] = inside<P, 0>(4 * j + i, H) ? row[4 * P * j + i] : X(0.f);
             memcpy(to + THREADS * j, v, sizeof v);
         }
     }
@@ -94,12 +101,14 @@ static __device__ __forceinline__ uint2 pack(const float *v, bf16)
 template <typename X>
 static __device__ __forceinline__ void row_read(float (&v)[N], const typename Raw<X>::T *from, int exists)
 {
-#pragma unroll
-    for (int j = 0; j < 3; j++) {
-        unpack(v + 4 * j, from[THREADS * j]);
-        for (int i = 4 * j; i < 4 * j + 4; i++)
-            v[i] = exists ? v[i] : 0;
+    if (!exists) {
+        for (int i = 0; i < N; i++)
+            v[i] = 0;
+        return;
     }
+#pragma unroll
+    for (int j = 0; j < 3; j++)
+        unpack(v + 4 * j, from[THREADS * j]);
 }
 
 template <typename X, int P, int FULL>
@@ -107,20 +116,13 @@ static __device__ __forceinline__ void row_store(X *row, const float (&v)[N], in
 {
 #pragma unroll
     for (int j = 0; j < 3; j++) {
-        int c = 4 * (threadIdx.x % P + P * j);
         if (FULL)
-            *(typename Raw<X>::T *)(row + c) = pack(v + 4 * j, X(0.f));
+            *(typename Raw<X>::T *)(row + 4 * P * j) = pack(v + 4 * j, X(0.f));
         else
             for (int i = 0; i < 4; i++)
-                if (c + i < H)
-                    row[c + i] = X(v[4 * j + i]);
+                if (inside<P, 0>(4 * j + i, H))
+                    row[4 * P * j + i] = X(v[4 * j + i]);
     }
-}
-
-// inside: 1 if the thread's channel i exists.
-template <int P, int FULL> static __device__ __forceinline__ int inside(int i, int H)
-{
-    return FULL || 4 * ((int)threadIdx.x % P + P * (i / 4)) + i % 4 < H;
 }
 
 // row_reduce: v[k] = sum (MAX: maximum) of v[k] over the P threads of the row, in a fixed order, for K
@@ -223,13 +225,15 @@ template <int LOG, int ROWS>
 static __device__ __forceinline__ void sums_local(Sum (&s)[ROWS][N], const float (*b)[N], int rows)
 {
 #pragma unroll
-    for (int r = 0; r < ROWS; r++)
-        for (int i = 0; i < N; i++) {
-            Sum one = {LOG ? b[r][i] : 0, LOG ? 1 : exp2_fast(b[r][i])};
-            s[r][i] = r < rows ? one : sum_empty();
-            if (r)
-                s[r][i] = sum_join<LOG>(s[r - 1][i], s[r][i]);
-        }
+    for (int r = 0; r < ROWS; r++) {
+        for (int i = 0; i < N; i++)
+            s[r][i] = {LOG ? b[r][i] : 0, LOG ? 1 : exp2_fast(b[r][i])};
+        if (r >= rows)
+            for (int i = 0; i < N; i++)
+                s[r][i] = sum_empty();
+        for (int i = 0; i < N && r; i++)
+            s[r][i] = sum_join<LOG>(s[r - 1][i], s[r][i]);
+    }
 }
 
 // shared_put, shared_get: the thread's 12 channels in row g of a shared array (HIGH,12 P), 16 bytes each.
@@ -265,11 +269,11 @@ static __device__ __forceinline__ void sums_before(Sum (&s)[ROWS][N], Sum (&run)
         int c = threadIdx.x + THREADS * j;
         if (c >= W)
             break;
-        Sum tile = LOG ? run[j] : Sum{0, 0};
+        Sum tile = LOG ? run[j] : Sum{0, run[j].m};
 #pragma unroll
         for (int g = 0; g < HIGH; g++) {
             Sum own = {LOG ? tm[g * W + c] : 0, ts[g * W + c]};
-            Sum before = LOG ? tile : Sum{0, run[j].s + (run[j].m + tile.s)};
+            Sum before = LOG ? tile : Sum{0, run[j].s + tile.s};
             ts[g * W + c] = before.s;
             if (LOG)
                 tm[g * W + c] = before.m;
@@ -277,9 +281,9 @@ static __device__ __forceinline__ void sums_before(Sum (&s)[ROWS][N], Sum (&run)
         }
         if (LOG) {
             run[j] = tile;
-        } else { // run += tile with the error kept (run.s >= 0 and tile.s >= 0: larger first)
-            float add = tile.s + run[j].m, big = fmaxf(run[j].s, add), sum = run[j].s + add;
-            run[j] = {fminf(run[j].s, add) - (sum - big), sum};
+        } else { // run += tile with the error kept: the larger of the two first
+            float sum = run[j].s + tile.s, big = fmaxf(run[j].s, tile.s);
+            run[j] = {fminf(run[j].s, tile.s) - (sum - big), sum};
         }
     }
     __syncthreads();
@@ -292,7 +296,7 @@ static __device__ __forceinline__ void sums_before(Sum (&s)[ROWS][N], Sum (&run)
 }
 
 // row_exp: z = 2^a s / 2^K, K the integer just above the row's largest log2, and top[r], the largest z. The
-// scale is a power of two, so exact, and carries no gradient. Plain: s becomes z / s. Anything beyond H.
+// scale is a power of two, so exact, and carries no gradient. Plain: s becomes z / s. Beyond H: anything.
 template <int P, int FULL, int LOG, int ROWS>
 static __device__ __forceinline__ void row_exp(float (&z)[ROWS][N], float (&top)[ROWS], const float (*a)[N],
                                                Sum (&s)[ROWS][N], int H, float *red)
@@ -301,9 +305,11 @@ static __device__ __forceinline__ void row_exp(float (&z)[ROWS][N], float (&top)
     for (int r = 0; r < ROWS; r++) {
         top[r] = LOG ? -FLT_MAX : 0;
         for (int i = 0; i < N; i++) {
-            z[r][i] = LOG ? a[r][i] + s[r][i].m : exp2_fast(a[r][i]);
+            float w = LOG ? a[r][i] + s[r][i].m : exp2_fast(a[r][i]);
+            z[r][i] = LOG ? w : w * s[r][i].s;
+            s[r][i].s = LOG ? s[r][i].s : w;
             if (inside<P, FULL>(i, H))
-                top[r] = fmaxf(top[r], LOG ? z[r][i] + log2_fast(s[r][i].s) : z[r][i] * s[r][i].s);
+                top[r] = fmaxf(top[r], LOG ? w + log2_fast(s[r][i].s) : z[r][i]);
         }
     }
     row_reduce<P, 1>(top, red);
@@ -313,10 +319,8 @@ static __device__ __forceinline__ void row_exp(float (&z)[ROWS][N], float (&top)
         float scale = __uint_as_float((253u << 23) - (__float_as_uint(top[r]) & 0x7F800000u));
         top[r] = LOG ? exp2_fast(top[r] - K) : top[r] * scale;
         for (int i = 0; i < N; i++) {
-            float w = LOG ? exp2_fast(z[r][i] - K) : z[r][i] * scale;
-            z[r][i] = w * s[r][i].s;
-            if (!LOG)
-                s[r][i].s = w;
+            z[r][i] = LOG ? exp2_fast(z[r][i] - K) * s[r][i].s : z[r][i] * scale;
+            s[r][i].s *= LOG ? 1 : scale;
         }
     }
 }
@@ -392,19 +396,24 @@ template <int DIR> static __device__ __forceinline__ int run_next(Run &r)
 // empty at the start.
 template <typename X, int P, int FULL, int ROWS, int NORM, int LOG, int BLOCKS>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
-linear_forward_kernel(X *o, float *carry, Word *words, const X *a, const X *b, int B, int T, int H)
+linear_forward_kernel(X *o, float *carry, Word *words, const X *a, const X *b, int B, int T, int channels)
 {
     const int HIGH = THREADS / P, W = N * P, COLS = (W + THREADS - 1) / THREADS, TILE = HIGH * ROWS;
+    const int H = FULL ? W : channels;
     extern __shared__ float4 dynamic[]; // (2 ROWS, 3, THREADS) times 4 elements, fetched
     __shared__ float4 ts[HIGH * W / 4], tm[LOG ? HIGH * W / 4 : 1];
     __shared__ float red[16 * ROWS], first[8 * ROWS];
     const int g = threadIdx.x / P;
     typename Raw<X>::T *raw = (typename Raw<X>::T *)dynamic + threadIdx.x;
     auto fetch = [&](const Run &at) {
-        for (int r = 0, t = at.k * TILE + g * ROWS; r < ROWS && t < T; r++, t++) {
-            row_fetch<X, P, FULL>(raw + 3 * r * THREADS, a + ((size_t)at.b * T + t) * H, H);
-            row_fetch<X, P, FULL>(raw + 3 * (ROWS + r) * THREADS, b + ((size_t)at.b * T + t) * H, H);
-        }
+        const int t0 = at.k * TILE + g * ROWS;
+        const size_t from = ((size_t)at.b * T + t0) * H + threadIdx.x % P * 4;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            if (t0 + r < T) {
+                row_fetch<X, P, FULL>(raw + 3 * r * THREADS, a + from + r * H, H);
+                row_fetch<X, P, FULL>(raw + 3 * (ROWS + r) * THREADS, b + from + r * H, H);
+            }
     };
     Run next = run_start<1>(B, (T + TILE - 1) / TILE);
     Sum run[COLS];
@@ -412,6 +421,7 @@ linear_forward_kernel(X *o, float *carry, Word *words, const X *a, const X *b, i
     for (int more = 1, begin = 1; more;) {
         const Run at = next;
         const int t0 = at.k * TILE + g * ROWS, rows = T - t0;
+        const size_t to = ((size_t)at.b * T + t0) * H + threadIdx.x % P * 4;
         float x[2 * ROWS][N], rstd[2 * ROWS], z[ROWS][N], top[ROWS], rz[ROWS];
         Sum s[ROWS][N];
         copies_wait();
@@ -446,7 +456,7 @@ linear_forward_kernel(X *o, float *carry, Word *words, const X *a, const X *b, i
         row_normalize<P, FULL>(z, rz, top, 1, H, red);
         for (int r = 0; r < ROWS; r++)
             if (r < rows)
-                row_store<X, P, FULL>(o + ((size_t)at.b * T + t0 + r) * H, z[r], H);
+                row_store<X, P, FULL>(o + to + r * H, z[r], H);
     }
 }
 
@@ -492,6 +502,8 @@ static __device__ __forceinline__ void scan_back(float (&y)[ROWS][N], const floa
     for (int r = 0; r < ROWS; r++)
         for (int i = 0; i < N; i++)
             y[r][i] = LOG ? fmaf(exp2_fast(l[r][i] - l_in[i]), in[i], y[r][i]) : y[r][i] + in[i];
+    if (LOG)
+        __syncthreads(); // l_in were other threads' l, and tl is the next tile's tm
 }
 
 // row_means: means[k] = (sum of u, sum of u v) over the row for K pairs of rows.
@@ -518,9 +530,10 @@ static __device__ __forceinline__ void row_means(float (&means)[2 * K], const fl
 template <typename X, int P, int FULL, int ROWS, int NORM, int LOG, int BLOCKS>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
 linear_backward_kernel(X *da, X *db, Word *words, const X *dout, const X *a, const X *b, const float *carry,
-                       int B, int T, int H)
+                       int B, int T, int channels)
 {
     const int HIGH = THREADS / P, W = N * P, COLS = (W + THREADS - 1) / THREADS, TILE = HIGH * ROWS;
+    const int H = FULL ? W : channels;
     extern __shared__ float4 dynamic[]; // (3 ROWS, 3, THREADS) times 4 elements, fetched
     __shared__ float4 ts[HIGH * W / 4], tr[LOG ? 1 : HIGH * W / 4], tm[LOG ? (HIGH + 1) * W / 4 : 1];
     __shared__ float red[32 * ROWS], first[8 * ROWS];
@@ -528,12 +541,15 @@ linear_backward_kernel(X *da, X *db, Word *words, const X *dout, const X *a, con
     typename Raw<X>::T *raw = (typename Raw<X>::T *)dynamic + threadIdx.x;
     float saved[COLS]; // the next tile's carry
     auto fetch = [&](const Run &at) {
-        for (int r = 0, t = at.k * TILE + g * ROWS; r < ROWS && t < T; r++, t++) {
-            size_t row = ((size_t)at.b * T + t) * H;
-            row_fetch<X, P, FULL>(raw + 3 * r * THREADS, a + row, H);
-            row_fetch<X, P, FULL>(raw + 3 * (ROWS + r) * THREADS, b + row, H);
-            row_fetch<X, P, FULL>(raw + 3 * (2 * ROWS + r) * THREADS, dout + row, H);
-        }
+        const int t0 = at.k * TILE + g * ROWS;
+        const size_t from = ((size_t)at.b * T + t0) * H + threadIdx.x % P * 4;
+#pragma unroll
+        for (int r = 0; r < ROWS; r++)
+            if (t0 + r < T) {
+                row_fetch<X, P, FULL>(raw + 3 * r * THREADS, a + from + r * H, H);
+                row_fetch<X, P, FULL>(raw + 3 * (ROWS + r) * THREADS, b + from + r * H, H);
+                row_fetch<X, P, FULL>(raw + 3 * (2 * ROWS + r) * THREADS, dout + from + r * H, H);
+            }
         for (int j = 0, c = threadIdx.x; j < COLS; j++, c += THREADS)
             saved[j] = c < H ? carry[((size_t)at.b * at.NT + at.k) * H + c] : 0;
     };
@@ -543,6 +559,7 @@ linear_backward_kernel(X *da, X *db, Word *words, const X *dout, const X *a, con
     for (int more = 1, begin = 1; more;) {
         const Run at = next;
         const int t0 = at.k * TILE + g * ROWS, rows = T - t0;
+        const size_t to = ((size_t)at.b * T + t0) * H + threadIdx.x % P * 4;
         float x[2 * ROWS][N], rstd[2 * ROWS], o[ROWS][N], z[ROWS][N], top[ROWS], rz[ROWS];
         float y[ROWS][N], l[ROWS][N], means[2 * ROWS];
         Sum s[ROWS][N], run[COLS];
@@ -573,8 +590,6 @@ linear_backward_kernel(X *da, X *db, Word *words, const X *dout, const X *a, con
                 l[r][i] = LOG ? s[r][i].m + log2_fast(s[r][i].s) : 0;
                 y[r][i] = LOG ? z[r][i] : dz * s[r][i].s;
             }
-        if (LOG)
-            __syncthreads(); // ts and tm are about to be used again
         for (int j = 0, c = threadIdx.x; j < COLS && begin && c < H; j++, c += THREADS)
             back[j] = at.k + 1 == at.NT ? Sum{INFINITY, 0} : word_wait<Sum>(&words[(size_t)blockIdx.x * H + c]);
         scan_back<P, LOG>(y, l, back, (float *)(LOG ? ts : tr), (float *)tm);
@@ -596,9 +611,8 @@ linear_backward_kernel(X *da, X *db, Word *words, const X *dout, const X *a, con
         }
         for (int r = 0; r < ROWS; r++)
             if (r < rows) {
-                size_t row = ((size_t)at.b * T + t0 + r) * H;
-                row_store<X, P, FULL>(da + row, z[r], H);
-                row_store<X, P, FULL>(db + row, y[r], H);
+                row_store<X, P, FULL>(da + to + r * H, z[r], H);
+                row_store<X, P, FULL>(db + to + r * H, y[r], H);
             }
     }
 }

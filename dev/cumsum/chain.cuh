@@ -25,20 +25,25 @@ typedef struct {
 
 // tiling: tiles of at most max_rows rows a thread, `lanes` threads of `vec` channels side by side,
 // evenly long. Dies if they do not fit 31 bits.
-static inline Tiling tiling(size_t B, size_t T, size_t D, int lanes, int vec, int max_rows, int group)
+static inline Tiling tiling(size_t B, size_t T, size_t D, int lanes, int vec, int max_rows,
+                            int group)
 {
-    size_t high = THREADS / lanes, wide = lanes * vec, NT = (T + high * max_rows - 1) / (high * max_rows);
+    size_t high = THREADS / lanes, wide = lanes * vec,
+           NT = (T + high * max_rows - 1) / (high * max_rows);
     size_t NC = (D + wide - 1) / wide, tiles = size_mul(size_mul(B, NT, "tiles"), NC, "tiles");
     if (tiles > INT32_MAX / 2)
         die(EXIT_MEMORY, "scan: %zu tiles, expected at most 2^30", tiles);
-    Tiling t = {(unsigned)NT, (unsigned)NC, (unsigned)((NT + group - 1) / group),
-                (int)((T + NT * high - 1) / (NT * high)), (unsigned)tiles, NT > 1};
+    Tiling t = {(unsigned)NT,
+                (unsigned)NC,
+                (unsigned)((NT + group - 1) / group),
+                (int)((T + NT * high - 1) / (NT * high)),
+                (unsigned)tiles,
+                NT > 1};
     return t;
 }
 
-// tiling_grid: blocks to launch: all tiles, or, if tiles wait for each other or a block fetches the next
-// while it works on one, what fits at once.
-// `smem`: its dynamic shared memory.
+// tiling_grid: blocks to launch: all tiles, or, if tiles wait for each other or a block fetches the
+// next while it works on one, what fits at once. `smem`: its dynamic shared memory.
 static inline unsigned tiling_grid(const Tiling *t, const void *kernel, size_t smem)
 {
     int blocks, sms;
@@ -53,7 +58,8 @@ typedef unsigned long long Word;
 #define WORD_EMPTY (~0ull) // a NaN that no arithmetic produces: the hardware's own is 0x7fff...
 
 // word_put: publish the 8 bytes of v, which other blocks may be waiting for.
-template <typename V> static __device__ __forceinline__ void word_put(Word *w, V v)
+template <typename V>
+static __device__ __forceinline__ void word_put(Word *w, V v)
 {
     static_assert(sizeof(V) == 8, "a word is 8 bytes");
     Word bits;
@@ -62,7 +68,8 @@ template <typename V> static __device__ __forceinline__ void word_put(Word *w, V
 }
 
 // word_wait: the value of *w, once some block has put it there.
-template <typename V> static __device__ __forceinline__ V word_wait(const Word *w)
+template <typename V>
+static __device__ __forceinline__ V word_wait(const Word *w)
 {
     Word bits;
     V v;
@@ -73,10 +80,11 @@ template <typename V> static __device__ __forceinline__ V word_wait(const Word *
     return v;
 }
 
-// words_wait: v[i] = words w[i * stride], i < count, once all are there; `none` from count on. The first
-// looks are in flight together: waiting for one after the other would cost a trip to L2 each.
+// words_wait: v[i] = words w[i * stride], i < count, once all are there; `none` from count on. The
+// first looks are in flight together: waiting for one after the other would cost a trip to L2 each.
 template <int N, typename V>
-static __device__ __forceinline__ void words_wait(V (&v)[N], const Word *w, size_t stride, int count, V none)
+static __device__ __forceinline__ void words_wait(V (&v)[N], const Word *w, size_t stride,
+                                                  int count, V none)
 {
     Word bits[N];
 #pragma unroll
@@ -92,8 +100,10 @@ static __device__ __forceinline__ void words_wait(V (&v)[N], const Word *w, size
     }
 }
 
-// copy_async: start copying VEC floats to shared memory; copies_wait: until this thread's have arrived.
-template <int VEC> static __device__ __forceinline__ void copy_async(float *to, const float *from)
+// copy_async: start copying VEC floats to shared memory; copies_wait: until this thread's have
+// arrived.
+template <int VEC>
+static __device__ __forceinline__ void copy_async(float *to, const float *from)
 {
     unsigned at = (unsigned)__cvta_generic_to_shared(to);
     if (VEC == 4)
@@ -116,22 +126,27 @@ typedef struct {
     size_t first;  // offset of row t0 in (B,T,D), used only if rows > 0
 } Place;
 
-// place: thread (g, w) of `tile` (W channels, HIGH rows of threads); descending: position 0 is time T-1.
-static __device__ __forceinline__ Place place(unsigned tile, int g, int w, int W, int HIGH, unsigned B,
-                                              size_t T, size_t D, int descending, const Tiling &tl)
+// place: thread (g, w) of `tile` (W channels, HIGH rows of threads); descending: position 0 is time
+// T-1.
+static __device__ __forceinline__ Place place(unsigned tile, int g, int w, int W, int HIGH,
+                                              unsigned B, size_t T, size_t D, int descending,
+                                              const Tiling &tl)
 {
     Place p;
     p.k = tile / (B * tl.NC);
     p.b = tile / tl.NC % B;
     p.c0 = (size_t)(tile % tl.NC) * W;
     p.t0 = ((size_t)p.k * HIGH + g) * tl.rows;
-    p.rows = p.c0 + w >= D || p.t0 >= T ? 0 : T - p.t0 < (size_t)tl.rows ? (int)(T - p.t0) : tl.rows;
+    p.rows = p.c0 + w >= D || p.t0 >= T   ? 0
+             : T - p.t0 < (size_t)tl.rows ? (int)(T - p.t0)
+                                          : tl.rows;
     p.first = (p.b * T + (descending ? T - 1 - p.t0 : p.t0)) * D + p.c0 + w;
     return p;
 }
 
 // load, store: VEC consecutive floats, as one 16-byte access if VEC is 4.
-template <int VEC> static __device__ __forceinline__ void load(float (&v)[VEC], const float *p)
+template <int VEC>
+static __device__ __forceinline__ void load(float (&v)[VEC], const float *p)
 {
     if (VEC == 4)
         *(float4 *)v = *(const float4 *)p;
@@ -140,7 +155,8 @@ template <int VEC> static __device__ __forceinline__ void load(float (&v)[VEC], 
             v[i] = p[i];
 }
 
-template <int VEC> static __device__ __forceinline__ void store(float *p, const float (&v)[VEC])
+template <int VEC>
+static __device__ __forceinline__ void store(float *p, const float (&v)[VEC])
 {
     if (VEC == 4)
         *(float4 *)p = *(const float4 *)v;

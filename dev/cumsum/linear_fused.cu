@@ -4,38 +4,63 @@
 //          dev/cumsum/linear_fused.cu     (one line), then ./linear
 //
 // Per sequence, rows a_u, b_v of H channels, mu = normalize (approx) or identity (none):
-//   l_u = log sum over v<=u of exp(mu(b_v))            per channel
-//   z_u = exp(mu(a_u) + l_u) / 2^K_u                   2^K: the power of two just above the row's maximum
-//   o_u = normalize(z_u)                               undoes 2^K (and 1/(u+1), left out), but for eps
-// normalize(x) = (x - mean) / sqrt(var + 1e-8), biased variance, no scale.   [CausalRN eq. 5, app. A, C, D]
-// Backward, with g = do and r the reciprocal deviations:
+//   l_u = log sum over v<=u of exp(mu(b_v))   per channel
+//   z_u = exp(mu(a_u) + l_u) / 2^K_u          2^K: the power of two just above the row's maximum
+//   o_u = normalize(z_u)                      undoes 2^K (and 1/(u+1), left out), but for eps
+// normalize(x) = (x - mean) / sqrt(var + 1e-8), biased variance, no scale.   [CausalRN eq. 5, app.
+// A, C, D] Backward, with g = do and r the reciprocal deviations:
 //   dz = r_z (g - mean(g) - o mean(g o)),  da = dz z,  R_v = da_v + exp(l_v - l_v+1) R_v+1,
 //   db = exp(mu(b) - l) R,  then both through mu.
-// Sums are in plain fp32 (H <= 491 and approx: |mu(b)| <= sqrt(H), nothing overflows) or, LOG, as pairs
-// s 2^m with m the running maximum; the plain form scans da / exp(l) and needs no coefficient.
+// Sums are in plain fp32 (H <= 491 and approx: |mu(b)| <= sqrt(H), nothing overflows) or, LOG, as
+// pairs s 2^m with m the running maximum; the plain form scans da / exp(l) and needs no
+// coefficient.
 //
-// P = H/12 threads side by side on a row, 256/P rows of threads: a tile; a thread holds ROWS rows. All tiles,
-// sequence after sequence, are dealt in equal runs to as many blocks as the device holds at once: 320
-// sequences on 132 multiprocessors, whole sequences to each, would leave a fifth of them idle. A block walks
-// its run's last sequence first, so that where a run ends inside a sequence, the sum so far is ready when the
-// next block comes to need it, as the last thing it does (backward: mirrored). The next tile's rows are on
-// their way to shared memory meanwhile. Where runs end depends on the device, and so do the last bits.
-// Saved for backward: the sum (LOG: its log2) before each tile, carry (B, ceil(T/TILE), H) fp32; everything
-// else (statistics, sums, z) is recomputed from a and b.
-// H <= 3072; H = 12 P takes 8- or 16-byte accesses, another H the same kernel with scalar, masked ones.
+// P = H/12 threads side by side on a row, 256/P rows of threads: a tile; a thread holds ROWS rows.
+// All tiles, sequence after sequence, are dealt in equal runs to as many blocks as the device holds
+// at once: 320 sequences on 132 multiprocessors, whole sequences to each, would leave a fifth of
+// them idle. A block walks its run's last sequence first, so that where a run ends inside a
+// sequence, the sum so far is ready when the next block comes to need it, as the last thing it does
+// (backward: mirrored). The next tile's rows are on their way to shared memory meanwhile. Where
+// runs end depends on the device, and so do the last bits. Saved for backward: the sum (LOG: its
+// log2) before each tile, carry (B, ceil(T/TILE), H) fp32; everything else (statistics, sums, z) is
+// recomputed from a and b. H <= 3072; H = 12 P takes 8- or 16-byte accesses, another H the same
+// kernel with scalar, masked ones.
 //
-// H200, TABLE_DATE: ms, GB/s of the fewest bytes (3 arrays forward, 5 backward), % of copy
-// TABLE
+// ms (% of copy) on an H200, 2026-11-29; bytes counted: 3 arrays forward, 5 backward:
+//   (320,258,192); last: (320,256,3072)   bf16 approx      fp32 approx     bf16 none   H=3072 bf16
+//   forward: a copy of as much            0.0238        0.0452        0.0238        0.3513
+//   1  256 threads on one row        1.0753 (2%)             -             -             -
+//   2  one row a thread             0.0524 (45%)  0.0600 (75%)             -             -
+//   3  two rows a thread            0.0410 (58%)  0.0548 (82%)             -             -
+//   4  one row, log space           0.0656 (36%)             -  0.0581 (41%)  1.1504 (31%)
+//   5  two rows, log space          0.0591 (40%)             -  0.0521 (46%)  0.9170 (38%)
+//   6  one row, 1 more block        0.0525 (45%)  0.0598 (76%)             -             -
+//   7  two rows, 1 more block       0.0415 (57%)  0.0566 (80%)             -             -
+//   backward: a copy of as much           0.0377        0.0754        0.0378        0.5854
+//   1  256 threads on one row        2.6866 (1%)             -             -             -
+//   2  one row a thread             0.0703 (54%)  0.0893 (84%)             -             -
+//   3  two rows a thread            0.0787 (48%)  0.0908 (83%)             -             -
+//   4  one row, log space           0.0980 (39%)             -  0.0841 (45%)  1.9021 (31%)
+//   5  two rows, log space          0.1084 (35%)             -  0.0907 (42%)  1.8570 (32%)
+//   6  one row, 1 more block        0.0812 (46%)  0.1068 (70%)             -             -
+//   7  two rows, 1 more block       0.0844 (45%)  0.1178 (64%)             -             -
+// Forward 3 and backward 2 win (log space: 5 and 4; H = 3072: 5 and 5). Why the others lose: 1:
+// barriers, one row at a time. One row a thread forward: twice the shared-memory traffic a row. Two
+// rows backward: 213 registers, or spills. More blocks: shorter runs than sequences, so that blocks
+// wait for each other. ncu: forward 37 us (the rest is launch and clearing the words), 46
+// instructions an element, issue slots 60% busy, DRAM 46%; backward 67 us, 84 instructions. H =
+// 3072: some 14 barriers for each tile of 2 rows. LOG drifts with T: the steps' roundings add up,
+// db is off by 3e-4 at T = 65536 (plain stays within 1e-4).
 #include "chain.cuh"
 #include <float.h>
 
 typedef struct {
-    void *o, *da, *db;         // (B,T,H)
-    float *carry;              // (B, ceil(T/TILE), H): written by forward, read by backward
-    Word *words;               // (blocks, H): where runs of tiles meet
-    const void *a, *b, *dout;  // (B,T,H)
-    BenchType type;            // of all (B,T,H) arrays
-    int norm;                  // 1 approx, 0 none
+    void *o, *da, *db;        // (B,T,H)
+    float *carry;             // (B, ceil(T/TILE), H): written by forward, read by backward
+    Word *words;              // (blocks, H): where runs of tiles meet
+    const void *a, *b, *dout; // (B,T,H)
+    BenchType type;           // of all (B,T,H) arrays
+    int norm;                 // 1 approx, 0 none
     int B, T, H;
 } Linear;
 
@@ -48,19 +73,29 @@ typedef __nv_bfloat16 bf16;
 // ---- rows: load, store, reduce, normalize ----
 
 // Raw<X>: 4 elements as they lie in memory.
-template <typename X> struct Raw;
-template <> struct Raw<float> { typedef float4 T; };
-template <> struct Raw<bf16> { typedef uint2 T; };
+template <typename X>
+struct Raw;
+template <>
+struct Raw<float> {
+    typedef float4 T;
+};
+template <>
+struct Raw<bf16> {
+    typedef uint2 T;
+};
 
 // inside: 1 if the thread's channel i exists.
-template <int P, int FULL> static __device__ __forceinline__ int inside(int i, int H)
+template <int P, int FULL>
+static __device__ __forceinline__ int inside(int i, int H)
 {
     return FULL || 4 * ((int)threadIdx.x % P + P * (i / 4)) + i % 4 < H;
 }
 
-// A thread's channels are 4 (p + P j) + 0..3, p = threadIdx % P, j = 0..2. `row` below is its channel 0.
+// A thread's channels are 4 (p + P j) + 0..3, p = threadIdx % P, j = 0..2. `row` below is its
+// channel 0.
 
-// row_fetch: start copying the thread's 12 channels of a row to its place in shared memory, to[256 j].
+// row_fetch: start copying the thread's 12 channels of a row to its place in shared memory, to[256
+// j].
 template <typename X, int P, int FULL>
 static __device__ __forceinline__ void row_fetch(typename Raw<X>::T *to, const X *row, int H)
 {
@@ -68,8 +103,9 @@ static __device__ __forceinline__ void row_fetch(typename Raw<X>::T *to, const X
     for (int j = 0; j < 3; j++) {
         if (FULL) {
             unsigned at = (unsigned)__cvta_generic_to_shared(to + THREADS * j);
-            asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at), "l"(row + 4 * P * j),
-                         "n"(4 * sizeof(X)) : "memory");
+            asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(at),
+                         "l"(row + 4 * P * j), "n"(4 * sizeof(X))
+                         : "memory");
         } else {
             X v[4];
             for (int i = 0; i < 4; i++)
@@ -87,7 +123,10 @@ static __device__ __forceinline__ void unpack(float *v, uint2 raw)
     v[2] = __uint_as_float(raw.y << 16), v[3] = __uint_as_float(raw.y & 0xFFFF0000u);
 }
 
-static __device__ __forceinline__ float4 pack(const float *v, float) { return {v[0], v[1], v[2], v[3]}; }
+static __device__ __forceinline__ float4 pack(const float *v, float)
+{
+    return {v[0], v[1], v[2], v[3]};
+}
 
 static __device__ __forceinline__ uint2 pack(const float *v, bf16)
 {
@@ -99,7 +138,8 @@ static __device__ __forceinline__ uint2 pack(const float *v, bf16)
 
 // row_read: what row_fetch brought, once it is there; 0 for a row that is not.
 template <typename X>
-static __device__ __forceinline__ void row_read(float (&v)[N], const typename Raw<X>::T *from, int exists)
+static __device__ __forceinline__ void row_read(float (&v)[N], const typename Raw<X>::T *from,
+                                                int exists)
 {
     if (!exists) {
         for (int i = 0; i < N; i++)
@@ -125,8 +165,9 @@ static __device__ __forceinline__ void row_store(X *row, const float (&v)[N], in
     }
 }
 
-// row_reduce: v[k] = sum (MAX: maximum) of v[k] over the P threads of the row, in a fixed order, for K
-// values at once. red: 8 K floats of shared memory. For P > 32 all threads of the block must call it.
+// row_reduce: v[k] = sum (MAX: maximum) of v[k] over the P threads of the row, in a fixed order,
+// for K values at once. red: 8 K floats of shared memory. For P > 32 all threads of the block must
+// call it.
 template <int P, int MAX, int K>
 static __device__ __forceinline__ void row_reduce(float (&v)[K], float *red)
 {
@@ -153,11 +194,13 @@ static __device__ __forceinline__ void row_reduce(float (&v)[K], float *red)
     }
 }
 
-// row_normalize: x[k] = (x[k] - mean) rstd scale for K rows, rstd[k] = 1 / sqrt(var + eps), two passes; x0
-// is a value of about the row's size, the same in its threads: an equal row gives exactly 0. 0 beyond H.
+// row_normalize: x[k] = (x[k] - mean) rstd scale for K rows, rstd[k] = 1 / sqrt(var + eps), two
+// passes; x0 is a value of about the row's size, the same in its threads: an equal row gives
+// exactly 0. 0 beyond H.
 template <int P, int FULL, int K>
 static __device__ __forceinline__ void row_normalize(float (&x)[K][N], float (&rstd)[K],
-                                                     const float (&x0)[K], float scale, int H, float *red)
+                                                     const float (&x0)[K], float scale, int H,
+                                                     float *red)
 {
     float sum[K], inv_H = 1.0f / H;
 #pragma unroll
@@ -211,7 +254,8 @@ static __device__ __forceinline__ float log2_fast(float x)
 
 static __device__ __forceinline__ Sum sum_empty(void) { return {-FLT_MAX, 0}; }
 
-template <int LOG> static __device__ __forceinline__ Sum sum_join(Sum a, Sum b)
+template <int LOG>
+static __device__ __forceinline__ Sum sum_join(Sum a, Sum b)
 {
     if (!LOG)
         return {0, a.s + b.s};
@@ -219,8 +263,8 @@ template <int LOG> static __device__ __forceinline__ Sum sum_join(Sum a, Sum b)
     return {m, a.s * exp2_fast(a.m - m) + b.s * exp2_fast(b.m - m)};
 }
 
-// sums_local: s[r] = sum over the thread's rows up to r of 2^b, b (ROWS,N) in units of log 2; rows from
-// `rows` on add nothing.
+// sums_local: s[r] = sum over the thread's rows up to r of 2^b, b (ROWS,N) in units of log 2; rows
+// from `rows` on add nothing.
 template <int LOG, int ROWS>
 static __device__ __forceinline__ void sums_local(Sum (&s)[ROWS][N], const float (*b)[N], int rows)
 {
@@ -236,26 +280,33 @@ static __device__ __forceinline__ void sums_local(Sum (&s)[ROWS][N], const float
     }
 }
 
-// shared_put, shared_get: the thread's 12 channels in row g of a shared array (HIGH,12 P), 16 bytes each.
-template <int P> static __device__ __forceinline__ void shared_put(float *to, const float (&v)[N])
+// shared_put, shared_get: the thread's 12 channels in row g of a shared array (HIGH,12 P), 16 bytes
+// each.
+template <int P>
+static __device__ __forceinline__ void shared_put(float *to, const float (&v)[N])
 {
 #pragma unroll
     for (int j = 0; j < 3; j++)
-        ((float4 *)to)[threadIdx.x / P * 3 * P + threadIdx.x % P + P * j] = *(const float4 *)(v + 4 * j);
+        ((float4 *)to)[threadIdx.x / P * 3 * P + threadIdx.x % P + P * j] =
+            *(const float4 *)(v + 4 * j);
 }
 
-template <int P> static __device__ __forceinline__ void shared_get(float (&v)[N], const float *from)
+template <int P>
+static __device__ __forceinline__ void shared_get(float (&v)[N], const float *from)
 {
 #pragma unroll
     for (int j = 0; j < 3; j++)
-        *(float4 *)(v + 4 * j) = ((const float4 *)from)[threadIdx.x / P * 3 * P + threadIdx.x % P + P * j];
+        *(float4 *)(v + 4 * j) =
+            ((const float4 *)from)[threadIdx.x / P * 3 * P + threadIdx.x % P + P * j];
 }
 
-// sums_before: add to s what comes before the thread's rows: the block's earlier threads and, in the
-// threads that own a column, run: everything before the tile (LOG: a pair; plain: s + m, m a rounding error
-// carried along), which moves on to the next tile. ts, tm: shared (HIGH,12 P). Two barriers.
+// sums_before: add to s what comes before the thread's rows: the block's earlier threads and, in
+// the threads that own a column, run: everything before the tile (LOG: a pair; plain: s + m, m a
+// rounding error carried along), which moves on to the next tile. ts, tm: shared (HIGH,12 P). Two
+// barriers.
 template <int P, int LOG, int ROWS, int COLS>
-static __device__ __forceinline__ void sums_before(Sum (&s)[ROWS][N], Sum (&run)[COLS], float *ts, float *tm)
+static __device__ __forceinline__ void sums_before(Sum (&s)[ROWS][N], Sum (&run)[COLS], float *ts,
+                                                   float *tm)
 {
     const int HIGH = THREADS / P, W = N * P;
     float v[N], m[N];
@@ -295,11 +346,13 @@ static __device__ __forceinline__ void sums_before(Sum (&s)[ROWS][N], Sum (&run)
             s[r][i] = sum_join<LOG>(Sum{m[i], v[i]}, s[r][i]);
 }
 
-// row_exp: z = 2^a s / 2^K, K the integer just above the row's largest log2, and top[r], the largest z. The
-// scale is a power of two, so exact, and carries no gradient. Plain: s becomes z / s. Beyond H: anything.
+// row_exp: z = 2^a s / 2^K, K the integer just above the row's largest log2, and top[r], the
+// largest z. The scale is a power of two, so exact, and carries no gradient. Plain: s becomes z /
+// s. Beyond H: anything.
 template <int P, int FULL, int LOG, int ROWS>
-static __device__ __forceinline__ void row_exp(float (&z)[ROWS][N], float (&top)[ROWS], const float (*a)[N],
-                                               Sum (&s)[ROWS][N], int H, float *red)
+static __device__ __forceinline__ void row_exp(float (&z)[ROWS][N], float (&top)[ROWS],
+                                               const float (*a)[N], Sum (&s)[ROWS][N], int H,
+                                               float *red)
 {
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {
@@ -329,8 +382,8 @@ static __device__ __forceinline__ void row_exp(float (&z)[ROWS][N], float (&top)
 
 // rows_open: rows of a and b (K of them) to mu(a), mu(b) in units of log 2, and their rstd.
 template <int P, int FULL, int NORM, int K>
-static __device__ __forceinline__ void rows_open(float (&x)[K][N], float (&rstd)[K], float *first, int H,
-                                                 float *red)
+static __device__ __forceinline__ void rows_open(float (&x)[K][N], float (&rstd)[K], float *first,
+                                                 int H, float *red)
 {
     float x0[K];
     if (!NORM) {
@@ -358,20 +411,23 @@ typedef struct {
     unsigned first, last, b, k, NT;
 } Run;
 
-// run_start, run_next: forward (DIR 1) a run's sequences from its last to its first and each sequence's tiles
-// upwards; backward (DIR -1) the mirror image. run_next returns 0 at the end.
-template <int DIR> static __device__ __forceinline__ Run run_start(unsigned B, unsigned NT)
+// run_start, run_next: forward (DIR 1) a run's sequences from its last to its first and each
+// sequence's tiles upwards; backward (DIR -1) the mirror image. run_next returns 0 at the end.
+template <int DIR>
+static __device__ __forceinline__ Run run_start(unsigned B, unsigned NT)
 {
     unsigned long long tiles = (unsigned long long)B * NT;
-    Run r = {(unsigned)(tiles * blockIdx.x / gridDim.x), (unsigned)(tiles * (blockIdx.x + 1) / gridDim.x - 1),
-             0, 0, NT};
+    Run r = {(unsigned)(tiles * blockIdx.x / gridDim.x),
+             (unsigned)(tiles * (blockIdx.x + 1) / gridDim.x - 1), 0, 0, NT};
     unsigned from = DIR > 0 ? r.last : r.first;
     r.b = from / NT;
-    r.k = DIR > 0 ? (r.b * NT > r.first ? 0 : r.first % NT) : ((r.b + 1) * NT <= r.last ? NT - 1 : r.last % NT);
+    r.k = DIR > 0 ? (r.b * NT > r.first ? 0 : r.first % NT)
+                  : ((r.b + 1) * NT <= r.last ? NT - 1 : r.last % NT);
     return r;
 }
 
-template <int DIR> static __device__ __forceinline__ int run_next(Run &r)
+template <int DIR>
+static __device__ __forceinline__ int run_next(Run &r)
 {
     unsigned at = r.b * r.NT + r.k;
     if (DIR > 0) {
@@ -392,11 +448,12 @@ template <int DIR> static __device__ __forceinline__ int run_next(Run &r)
     return 1;
 }
 
-// linear_forward_kernel: o (B,T,H) =, carry (B, ceil(T/TILE), H) = from a, b (B,T,H). words (blocks, H):
-// empty at the start.
+// linear_forward_kernel: o (B,T,H) =, carry (B, ceil(T/TILE), H) = from a, b (B,T,H). words
+// (blocks, H): empty at the start.
 template <typename X, int P, int FULL, int ROWS, int NORM, int LOG, int BLOCKS>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
-linear_forward_kernel(X *o, float *carry, Word *words, const X *a, const X *b, int B, int T, int channels)
+    linear_forward_kernel(X *o, float *carry, Word *words, const X *a, const X *b, int B, int T,
+                          int channels)
 {
     const int HIGH = THREADS / P, W = N * P, COLS = (W + THREADS - 1) / THREADS, TILE = HIGH * ROWS;
     const int H = FULL ? W : channels;
@@ -442,8 +499,8 @@ linear_forward_kernel(X *o, float *carry, Word *words, const X *a, const X *b, i
                 run[j] = LOG ? sum_empty() : Sum{0, 0};
             else if (begin)
                 run[j] = word_wait<Sum>(&words[(size_t)blockIdx.x * H + c]);
-            carry[((size_t)at.b * at.NT + at.k) * H + c] = LOG ? run[j].m + log2_fast(run[j].s)
-                                                               : run[j].s + run[j].m;
+            carry[((size_t)at.b * at.NT + at.k) * H + c] =
+                LOG ? run[j].m + log2_fast(run[j].s) : run[j].s + run[j].m;
         }
         sums_before<P, LOG>(s, run, (float *)ts, (float *)tm);
         begin = !more || next.b != at.b;
@@ -462,9 +519,10 @@ linear_forward_kernel(X *o, float *carry, Word *words, const X *a, const X *b, i
 
 // ---- backward ----
 
-// scan_back: y[r] = sum of y over the thread's rows from r on and all later rows of the sequence (plain), or
-// the scan R = y + exp2(l - later l) R (LOG). back: in the threads that own a column, R and l of the first
-// row after the tile; moves on to the tile before. ts (HIGH,W), tl (HIGH + 1,W): shared. Two barriers.
+// scan_back: y[r] = sum of y over the thread's rows from r on and all later rows of the sequence
+// (plain), or the scan R = y + exp2(l - later l) R (LOG). back: in the threads that own a column, R
+// and l of the first row after the tile; moves on to the tile before. ts (HIGH,W), tl (HIGH + 1,W):
+// shared. Two barriers.
 template <int P, int LOG, int ROWS, int COLS>
 static __device__ __forceinline__ void scan_back(float (&y)[ROWS][N], const float (&l)[ROWS][N],
                                                  Sum (&back)[COLS], float *ts, float *tl)
@@ -525,17 +583,18 @@ static __device__ __forceinline__ void row_means(float (&means)[2 * K], const fl
         means[k] *= 1.0f / H;
 }
 
-// linear_backward_kernel: da, db (B,T,H) = from dout, a, b (B,T,H), carry as linear_forward_kernel with the same
-// tile wrote it. words (blocks, H): empty at the start.
+// linear_backward_kernel: da, db (B,T,H) = from dout, a, b (B,T,H), carry as linear_forward_kernel
+// with the same tile wrote it. words (blocks, H): empty at the start.
 template <typename X, int P, int FULL, int ROWS, int NORM, int LOG, int BLOCKS>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
-linear_backward_kernel(X *da, X *db, Word *words, const X *dout, const X *a, const X *b, const float *carry,
-                       int B, int T, int channels)
+    linear_backward_kernel(X *da, X *db, Word *words, const X *dout, const X *a, const X *b,
+                           const float *carry, int B, int T, int channels)
 {
     const int HIGH = THREADS / P, W = N * P, COLS = (W + THREADS - 1) / THREADS, TILE = HIGH * ROWS;
     const int H = FULL ? W : channels;
     extern __shared__ float4 dynamic[]; // (3 ROWS, 3, THREADS) times 4 elements, fetched
-    __shared__ float4 ts[HIGH * W / 4], tr[LOG ? 1 : HIGH * W / 4], tm[LOG ? (HIGH + 1) * W / 4 : 1];
+    __shared__ float4 ts[HIGH * W / 4], tr[LOG ? 1 : HIGH * W / 4],
+        tm[LOG ? (HIGH + 1) * W / 4 : 1];
     __shared__ float red[32 * ROWS], first[8 * ROWS];
     const int g = threadIdx.x / P;
     typename Raw<X>::T *raw = (typename Raw<X>::T *)dynamic + threadIdx.x;
@@ -591,11 +650,13 @@ linear_backward_kernel(X *da, X *db, Word *words, const X *dout, const X *a, con
                 y[r][i] = LOG ? z[r][i] : dz * s[r][i].s;
             }
         for (int j = 0, c = threadIdx.x; j < COLS && begin && c < H; j++, c += THREADS)
-            back[j] = at.k + 1 == at.NT ? Sum{INFINITY, 0} : word_wait<Sum>(&words[(size_t)blockIdx.x * H + c]);
+            back[j] = at.k + 1 == at.NT ? Sum{INFINITY, 0}
+                                        : word_wait<Sum>(&words[(size_t)blockIdx.x * H + c]);
         scan_back<P, LOG>(y, l, back, (float *)(LOG ? ts : tr), (float *)tm);
         begin = !more || next.b != at.b;
         for (int j = 0, c = threadIdx.x; j < COLS && begin && at.k && c < H; j++, c += THREADS)
-            word_put(&words[(size_t)(blockIdx.x - 1) * H + c], back[j]); // it goes on in the block before
+            word_put(&words[(size_t)(blockIdx.x - 1) * H + c],
+                     back[j]); // it goes on in the block before
         for (int r = 0; r < ROWS; r++)
             for (int i = 0; i < N; i++)
                 y[r][i] *= exp2_fast(x[ROWS + r][i] - l[r][i]);
@@ -606,7 +667,8 @@ linear_backward_kernel(X *da, X *db, Word *words, const X *dout, const X *a, con
             for (int r = 0; r < ROWS; r++)
                 for (int i = 0; i < N; i++) {
                     float &d = side ? y[r][i] : z[r][i], mu = x[side * ROWS + r][i];
-                    d = rstd[side * ROWS + r] * (d - (means[2 * r] + mu * (means[2 * r + 1] * unit)));
+                    d = rstd[side * ROWS + r] *
+                        (d - (means[2 * r] + mu * (means[2 * r + 1] * unit)));
                 }
         }
         for (int r = 0; r < ROWS; r++)
@@ -638,12 +700,14 @@ static void launch(const Linear *p, cudaStream_t stream)
     CUDA_CHECK(cudaMemsetAsync(p->words, 0xFF, blocks * (size_t)p->H * 8, stream));
     void *forward[] = {(void *)&p->o, (void *)&p->carry, (void *)&p->words, (void *)&p->a,
                        (void *)&p->b, (void *)&p->B,     (void *)&p->T,     (void *)&p->H};
-    void *backward[] = {(void *)&p->da, (void *)&p->db,    (void *)&p->words, (void *)&p->dout, (void *)&p->a,
-                        (void *)&p->b,  (void *)&p->carry, (void *)&p->B,     (void *)&p->T,    (void *)&p->H};
+    void *backward[] = {(void *)&p->da, (void *)&p->db, (void *)&p->words, (void *)&p->dout,
+                        (void *)&p->a,  (void *)&p->b,  (void *)&p->carry, (void *)&p->B,
+                        (void *)&p->T,  (void *)&p->H};
     CUDA_CHECK(cudaLaunchKernel(kernel, blocks, THREADS, BACK ? backward : forward, smem, stream));
 }
 
-// by_norm, by_shape: from run-time options to a compiled kernel. plain: 1 allows sums without logarithms.
+// by_norm, by_shape: from run-time options to a compiled kernel. plain: 1 allows sums without
+// logarithms.
 template <typename X, int P, int FULL, int ROWS, int BLOCKS, int BACK>
 static void by_norm(const Linear *p, int plain, cudaStream_t stream)
 {
@@ -659,7 +723,8 @@ template <typename X, int ROWS, int BLOCKS, int BACK>
 static void by_shape(const Linear *p, int plain, int naive, cudaStream_t stream)
 {
     int aligned = (((uintptr_t)p->a | (uintptr_t)p->b | (uintptr_t)p->o | (uintptr_t)p->da |
-                    (uintptr_t)p->db | (uintptr_t)p->dout) & 15) == 0;
+                    (uintptr_t)p->db | (uintptr_t)p->dout) &
+                   15) == 0;
     if (p->H > 3072)
         die(EXIT_USAGE, "linear: H = %d, expected at most 3072", p->H);
     if (p->H == 192 && aligned && !naive)
@@ -672,8 +737,8 @@ static void by_shape(const Linear *p, int plain, int naive, cudaStream_t stream)
         by_norm<X, 256, 0, ROWS, BLOCKS, BACK>(p, plain, stream);
 }
 
-// linear: what the table holds. ROWS rows a thread, BLOCKS blocks a multiprocessor; plain sums or not; naive:
-// the whole block on one row.
+// linear: what the table holds. ROWS rows a thread, BLOCKS blocks a multiprocessor; plain sums or
+// not; naive: the whole block on one row.
 template <int ROWS, int BLOCKS, int PLAIN, int NAIVE, int BACK>
 static void linear(const void *problem, cudaStream_t stream)
 {
@@ -735,15 +800,16 @@ static void normalize_back(double *d, const double *y, double r, int H)
         d[i] = r * (d[i] - m - y[i] * my);
 }
 
-// sequence_ref: one sequence, the file comment's equations. o (T,H) =; with g (T,H) also da, db (T,H) =.
-// Plain sums in l, and pair sums in the gradient, straight from db_v = exp(b_v) sum over u>=v of
-// da_u / exp(l_u), with exponents joined before they are taken.
-static void sequence_ref(double *o, double *da, double *db, const double *a, const double *b, const double *g,
-                         int T, int H, int norm)
+// sequence_ref: one sequence, the file comment's equations. o (T,H) =; with g (T,H) also da, db
+// (T,H) =. Plain sums in l, and pair sums in the gradient, straight from db_v = exp(b_v) sum over
+// u>=v of da_u / exp(l_u), with exponents joined before they are taken.
+static void sequence_ref(double *o, double *da, double *db, const double *a, const double *b,
+                         const double *g, int T, int H, int norm)
 {
     size_t n = (size_t)T * H;
     double *w = (double *)alloc_zero(4 * n + 3 * (size_t)T, 8, "reference");
-    double *ma = w, *mb = w + n, *l = w + 2 * n, *z = w + 3 * n, *ra = w + 4 * n, *rb = ra + T, *rz = rb + T;
+    double *ma = w, *mb = w + n, *l = w + 2 * n, *z = w + 3 * n, *ra = w + 4 * n, *rb = ra + T,
+           *rz = rb + T;
     memcpy(ma, a, n * 8);
     memcpy(mb, b, n * 8);
     for (int t = 0; t < T; t++) {
@@ -752,7 +818,8 @@ static void sequence_ref(double *o, double *da, double *db, const double *a, con
         ra[t] = norm ? normalize_ref(at, at, H) : 1;
         rb[t] = norm ? normalize_ref(bt, bt, H) : 1;
         for (int i = 0; i < H; i++) {
-            double before = t ? lt[i - H] : -INFINITY, hi = fmax(before, bt[i]), lo = fmin(before, bt[i]);
+            double before = t ? lt[i - H] : -INFINITY, hi = fmax(before, bt[i]),
+                   lo = fmin(before, bt[i]);
             lt[i] = hi + log1p(exp(lo - hi));
             top = fmax(top, at[i] + lt[i]);
         }
@@ -780,8 +847,8 @@ static void sequence_ref(double *o, double *da, double *db, const double *a, con
 }
 
 // linear_ref: all sequences. Arrays (B,T,H); g NULL: forward only.
-static void linear_ref(double *o, double *da, double *db, const float *a, const float *b, const float *g,
-                       int B, int T, int H, int norm)
+static void linear_ref(double *o, double *da, double *db, const float *a, const float *b,
+                       const float *g, int B, int T, int H, int norm)
 {
     size_t n = (size_t)T * H;
 #pragma omp parallel for schedule(dynamic)
@@ -794,7 +861,8 @@ static void linear_ref(double *o, double *da, double *db, const float *a, const 
     }
 }
 
-// check_ref: the reference's gradient against central differences, T = 5, H = 6. Returns the failures.
+// check_ref: the reference's gradient against central differences, T = 5, H = 6. Returns the
+// failures.
 static int check_ref(int norm)
 {
     enum { T = 5, H = 6, n = T * H };
@@ -823,10 +891,10 @@ static int check_ref(int norm)
 
 // ---- main ----
 
-// run_shape: forward and backward of one shape, all kernels of the mask (bit num). harsh: one-hot rows,
-// constant rows, large values where norm allows them. Returns the failures.
-static int run_shape(int B, int T, int H, BenchType type, int norm, int harsh, size_t shift, unsigned mask,
-                     const BenchOptions *opt)
+// run_shape: forward and backward of one shape, all kernels of the mask (bit num). harsh: one-hot
+// rows, constant rows, large values where norm allows them. Returns the failures.
+static int run_shape(int B, int T, int H, BenchType type, int norm, int harsh, size_t shift,
+                     unsigned mask, const BenchOptions *opt)
 {
     size_t n = size_mul(size_mul(B, T, "rows"), H, "elements"), size = bench_elem(type);
     float *h[3]; // a, b, dout
@@ -845,27 +913,51 @@ static int run_shape(int B, int T, int H, BenchType type, int norm, int harsh, s
                 h[i][j] = kind == 0 ? (c == row % H ? 50 : 0) : kind == 1 && norm ? 1234 : 8 * v;
         }
     }
-    BenchBuffer in[3], out[3], carry = bench_alloc(size_mul(size_mul(B, T, "carry"), H, "carry"), BENCH_F32, 0);
+    BenchBuffer in[3], out[3],
+        carry = bench_alloc(size_mul(size_mul(B, T, "carry"), H, "carry"), BENCH_F32, 0);
     BenchBuffer words = bench_alloc((size_t)MAX_BLOCKS * H * 2, BENCH_F32, 0);
     for (int i = 0; i < 3; i++) {
         in[i] = bench_alloc(n, type, shift), out[i] = bench_alloc(n, type, shift);
         bench_upload(&in[i], type, h[i], n);
     }
     linear_ref(ref[0], ref[1], ref[2], h[0], h[1], h[2], B, T, H, norm);
-    Linear p = {out[0].data, out[1].data, out[2].data, (float *)carry.data, (Word *)words.data, in[0].data,
-                in[1].data, in[2].data, type, norm, B, T, H};
-    BenchOutput outputs[] = {
-        {"o", &out[0], type, n, ref[0], bf ? BOUND_FORWARD_BF16 : BOUND_FORWARD_FP32},
-        {"da", &out[1], type, n, ref[1], bf ? BOUND_GRAD_BF16 : BOUND_GRAD_FP32},
-        {"db", &out[2], type, n, ref[2], bf ? BOUND_GRAD_BF16 : BOUND_GRAD_FP32}};
+    Linear p = {out[0].data,
+                out[1].data,
+                out[2].data,
+                (float *)carry.data,
+                (Word *)words.data,
+                in[0].data,
+                in[1].data,
+                in[2].data,
+                type,
+                norm,
+                B,
+                T,
+                H};
+    // H = 3, approx: in our first row mu(a) is nearly -mu(b). There one rounding of mu (6e-8) moves
+    // o by 4e-6, and its gradient by 8e-6 of a value of which the way back through mu leaves a
+    // 400th.
+    int ill = H <= 3 && norm && !bf;
+    double forward_bound = bf ? BOUND_FORWARD_BF16 : ill ? 1e-4 : BOUND_FORWARD_FP32;
+    double grad_bound = bf ? BOUND_GRAD_BF16 : ill ? 1e-2 : BOUND_GRAD_FP32;
+    BenchOutput outputs[] = {{"o", &out[0], type, n, ref[0], forward_bound},
+                             {"da", &out[1], type, n, ref[1], grad_bound},
+                             {"db", &out[2], type, n, ref[2], grad_bound}};
     for (int k = 0; k < 2 * NUM_KERNELS; k++) {
         int back = k >= NUM_KERNELS, i = k % NUM_KERNELS;
         if (!(mask & 1u << (i + 1)))
             continue;
         snprintf(name, sizeof name, "linear %s %s %s (%d,%d,%d)", back ? "backward" : "forward",
                  bf ? "bf16" : "fp32", norm ? "approx" : "none", B, T, H);
-        BenchCase c = {name, &p, (back ? backward_kernels : forward_kernels) + i, 1, outputs + back, 1 + back,
-                       (back ? 5.0 : 3.0) * (double)(n * size), 0, "GB"};
+        BenchCase c = {name,
+                       &p,
+                       (back ? backward_kernels : forward_kernels) + i,
+                       1,
+                       outputs + back,
+                       1 + back,
+                       (back ? 5.0 : 3.0) * (double)(n * size),
+                       0,
+                       "GB"};
         if (back)
             forward_kernels[i].fn(&p, 0); // carry, as this kernel wants it
         failed += bench_case(&c, opt);
@@ -889,7 +981,8 @@ static int run_checks(const BenchOptions *opt)
         for (int j = 0; j < 7; j++)
             for (int k = 0; k < 4; k++, cases++) // H = 1: o = 0 and no gradient, exactly
                 failed += run_shape(Hs[j] > 1000 ? 1 : 1 + (i + j) % 3, Ts[i], Hs[j],
-                                    k % 2 ? BENCH_BF16 : BENCH_F32, k / 2, Hs[j] > 3 && (i + j + k) % 3 == 0, 0,
+                                    k % 2 ? BENCH_BF16 : BENCH_F32, k / 2,
+                                    Hs[j] > 3 && (i + j + k) % 3 == 0, 0,
                                     Ts[i] > 100 && Hs[j] > 500 ? 12 : 254, &o);
     failed += run_shape(1, 4097, 192, BENCH_F32, 1, 0, 0, 254, &o);
     failed += run_shape(1, 65536, 33, BENCH_F32, 1, 0, 0, 12, &o);
@@ -907,8 +1000,9 @@ int main(int argc, char **argv)
     int failed = 0;
     if (opt.B || opt.T || opt.C) {
         for (int k = 0; k < 4; k++)
-            failed += run_shape(opt.B ? (int)opt.B : 1, opt.T ? (int)opt.T : 1, opt.C ? (int)opt.C : 1,
-                                k % 2 ? BENCH_BF16 : BENCH_F32, k / 2, 0, 0, 254, &opt);
+            failed +=
+                run_shape(opt.B ? (int)opt.B : 1, opt.T ? (int)opt.T : 1, opt.C ? (int)opt.C : 1,
+                          k % 2 ? BENCH_BF16 : BENCH_F32, k / 2, 0, 0, 254, &opt);
         return failed ? EXIT_FAIL : 0;
     }
     if (!opt.time_only)

@@ -1,0 +1,216 @@
+// pairwise_forward.cu: O_u[d] = sum_v psi(z_uv[d]), P_u[d] = sum_v r_uv psi'(z_uv[d]): the quadratic
+// CausalRN layer. The equations are on top of pairwise.cuh, which holds every kernel but the naive one.
+//
+//   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp [-DPRECISION_BF16]
+//        -o pairwise_forward dev/pairwise/pairwise_forward.cu
+//
+//TABLE
+#include "pairwise_bench.cuh"
+
+// block_sum: over the block's 128 threads, to all of them; `shared` holds 4 floats.
+__device__ static float block_sum(float x, float *shared)
+{
+    x = warp_sum(x);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        shared[threadIdx.x / 32] = x;
+    __syncthreads();
+    return shared[0] + shared[1] + shared[2] + shared[3];
+}
+
+// forward_naive_kernel: a block a position u; the statistics of every pair from its channels, the sums
+// in shared memory. Takes what pair_center left, like the others.
+template <int ACT>
+__global__ void __launch_bounds__(128)
+forward_naive_kernel(floatX *s, floatX *p, float *scale, const floatX *ac, const floatX *bc, int T, int H,
+                     PairOptions opt)
+{
+    extern __shared__ float sums[]; // [2][H]
+    __shared__ float shared[4];
+    const size_t row = blockIdx.x, row0 = row / T * T;
+    const int u = (int)(row - row0);
+    const floatX *a = ac + row * H;
+    for (int d = threadIdx.x; d < 2 * H; d += blockDim.x)
+        sums[d] = 0;
+    for (int v = 0; v < (opt.causal ? u + 1 : T); v++) {
+        const floatX *b = bc + (row0 + v) * H;
+        float mean = 0, r = 1, sum = 0, value, slope;
+        if (opt.norm == NORM_EXACT) {
+            for (int d = threadIdx.x; d < H; d += blockDim.x)
+                sum += to_float(a[d]) + to_float(b[d]);
+            mean = block_sum(sum, shared) / (float)H;
+            sum = 0;
+            for (int d = threadIdx.x; d < H; d += blockDim.x) {
+                float x = to_float(a[d]) + to_float(b[d]) - mean;
+                sum += x * x;
+            }
+            r = rsqrtf(block_sum(sum, shared) / (float)H + PAIR_EPS);
+        }
+        for (int d = threadIdx.x; d < H; d += blockDim.x) {
+            psi<ACT>((to_float(a[d]) + to_float(b[d]) - mean) * r, &value, &slope);
+            sums[d] += value;
+            sums[H + d] += r * slope;
+        }
+    }
+    float m = 0;
+    for (int d = threadIdx.x; d < H; d += blockDim.x)
+        m = fmaxf(m, fabsf(sums[d]));
+    m = warp_max(m);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        shared[threadIdx.x / 32] = m;
+    __syncthreads();
+    m = row_scale(fmaxf(fmaxf(shared[0], shared[1]), fmaxf(shared[2], shared[3])), u, T, opt);
+    for (int d = threadIdx.x; d < H; d += blockDim.x) {
+        from_float(&s[row * H + d], m * sums[d]);
+        from_float(&p[row * H + d], m * sums[H + d]);
+    }
+    if (threadIdx.x == 0)
+        scale[row] = m;
+}
+
+static void run_naive(const void *problem, cudaStream_t stream)
+{
+    const PairProblem *x = (const PairProblem *)problem;
+    PAIR_ACT(x->opt.act,
+             (forward_naive_kernel<ACT><<<pair_grid(x->B * x->T), 128, 8 * x->H, stream>>>(
+                 (floatX *)x->s.data, (floatX *)x->p.data, (float *)x->scale.data,
+                 (floatX *)x->ac.data, (floatX *)x->bc.data, (int)x->T, (int)x->H, x->opt)));
+}
+
+#define FORWARD_ARGS(x) \
+    (floatX *)x->s.data, (floatX *)x->p.data, (float *)x->scale.data, (floatX *)x->ac.data, \
+        (floatX *)x->bc.data, (float *)x->astat.data, (float *)x->bstat.data
+
+static void run_general(const void *problem, cudaStream_t stream)
+{
+    const PairProblem *x = (const PairProblem *)problem;
+    pair_forward_general(FORWARD_ARGS(x), x->scratch, x->B, x->T, x->H, x->opt, stream);
+}
+
+template <int NPOLY> static void run_fast(const void *problem, cudaStream_t stream)
+{
+    const PairProblem *x = (const PairProblem *)problem;
+    pair_forward_fast<NPOLY>(FORWARD_ARGS(x), x->B, x->T, x->H, x->opt, stream);
+}
+
+static void run_launcher(const void *problem, cudaStream_t stream)
+{
+    const PairProblem *x = (const PairProblem *)problem;
+    pair_center((floatX *)x->ac.data, (floatX *)x->bc.data, (float *)x->astat.data,
+                (float *)x->bstat.data, (floatX *)x->a.data, (floatX *)x->b.data, x->B, x->T, x->H,
+                x->opt.norm, stream);
+    pair_forward(FORWARD_ARGS(x), x->scratch, x->B, x->T, x->H, x->opt, stream);
+}
+
+static const char *refuse_naive(const void *problem)
+{
+    return ((const PairProblem *)problem)->H > 6000 ? "48 KiB of sums" : NULL;
+}
+
+static const char *refuse_fast(const void *problem)
+{
+    const PairProblem *x = (const PairProblem *)problem;
+    return pair_path(x->H, x->opt, 0) == PAIR_FAST ? NULL : "exp and H a multiple of 64 to 512 only";
+}
+
+static const BenchKernel kernels[] = {
+    {1, "naive: a block a position", run_naive, refuse_naive},
+    {2, "r in memory, 8 rows a thread", run_general, NULL},
+    {3, "r on tensor cores, 8 x 2 a thread", run_fast<0>, refuse_fast},
+    {4, "3, 1/16 of exps by polynomial", run_fast<1>, refuse_fast},
+    {5, "3, 2/16", run_fast<2>, refuse_fast},
+    {6, "3, 3/16", run_fast<3>, refuse_fast},
+    {7, "3, 4/16", run_fast<4>, refuse_fast},
+    {8, "centring + pair_forward", run_launcher, NULL},
+};
+
+enum { NUM_KERNELS = sizeof kernels / sizeof *kernels };
+
+// run_case: every kernel on one shape; returns the number of failures.
+static int run_case(size_t B, size_t T, size_t H, PairOptions opt, int kind, const BenchOptions *bench)
+{
+    PairProblem x = pair_setup(B, T, H, opt, 0, kind);
+    const double bound = sizeof(floatX) == 2 ? BOUND_FORWARD_BF16 : BOUND_FORWARD_FP32;
+    const BenchOutput outputs[] = {{"scale", &x.scale, BENCH_F32, B * T, x.ref_scale, 1e-6},
+                                   {"p", &x.p, PAIR_TYPE, B * T * H, x.ref_p, bound},
+                                   {"s", &x.s, PAIR_TYPE, B * T * H, x.ref_s, bound}};
+    BenchCase c = {pair_name(&x, "forward"), &x, kernels, NUM_KERNELS, outputs, 3,
+                   4.0 * (double)(B * T * H * sizeof(floatX)), pair_exps(&x), "Gexp"};
+    int failed = bench_case(&c, bench);
+    pair_free(&x);
+    return failed;
+}
+
+// check_post: with post, every row's scale is a power of two that brings its largest |s| into
+// [1/2, 1], and s / scale, p / scale are the sums; returns the number of kernels that fail.
+static int check_post(size_t B, size_t T, size_t H, int act)
+{
+    PairOptions opt = {act, NORM_EXACT, 1, 0};
+    PairProblem x = pair_setup(B, T, H, opt, 0, 0);
+    const size_t n = B * T * H;
+    const double bound = sizeof(floatX) == 2 ? BOUND_FORWARD_BF16 : BOUND_FORWARD_FP32;
+    floatX *h = (floatX *)alloc_zero(n, sizeof *h, "post");
+    double *got = (double *)alloc_zero(n, 8, "post");
+    float *scale = (float *)alloc_zero(B * T, 4, "post");
+    int failed = 0;
+    x.opt.post = 1;
+    for (int k = 0; k < NUM_KERNELS; k++) {
+        if (kernels[k].refuse && kernels[k].refuse(&x))
+            continue;
+        kernels[k].fn(&x, 0);
+        CUDA_CHECK(cudaMemcpy(scale, x.scale.data, B * T * 4, cudaMemcpyDefault));
+        int ok = 1;
+        for (int is_p = 0; is_p < 2; is_p++) {
+            CUDA_CHECK(cudaMemcpy(h, (is_p ? x.p : x.s).data, n * sizeof *h, cudaMemcpyDefault));
+            for (size_t i = 0; i < B * T; i++) {
+                double most = 0;
+                for (size_t d = i * H; d < (i + 1) * H; d++) {
+                    got[d] = (double)(float)h[d];
+                    most = fmax(most, fabs(got[d]));
+                    got[d] *= x.ref_scale[i] / scale[i];
+                }
+                int e;
+                ok &= frexp(scale[i], &e) == 0.5 && (is_p || most == 0 || (most >= 0.5 && most <= 1));
+            }
+            ok &= compare(got, 8, is_p ? x.ref_p : x.ref_s, 8, n, bound, 0).ok;
+        }
+        failed += !ok;
+        if (!ok)
+            printf("  kernel %d FAILED with post, (%zu,%zu,%zu) %s\n", k + 1, B, T, H, pair_acts[act]);
+    }
+    free(h), free(got), free(scale);
+    pair_free(&x);
+    return failed;
+}
+
+int main(int argc, char **argv)
+{
+    BenchOptions bench = bench_options(argc, argv, "pairwise_forward: --C is H");
+    BenchOptions check = bench;
+    const PairOptions exact = {ACT_EXP, NORM_EXACT, 1, 0};
+    static const size_t shapes[][3] = {
+        {1, 1, 1}, {1, 2, 33}, {3, 31, 33}, {2, 33, 192}, {1, 258, 192}, {1, 514, 64}, {1, 1000, 64},
+        {2, 7, 512}, {1, 97, 320}, {2, 31, 3072}, {65537, 1, 64}, {32769, 2, 1}, {1, 2, 12289}};
+    int failed = 0;
+    check.check_only = 1;
+    if (bench.B && bench.T && bench.C) {
+        failed = run_case(bench.B, bench.T, bench.C, exact, 0, &bench);
+    } else {
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
+            failed += run_case(shapes[i][0], shapes[i][1], shapes[i][2], exact, 0, &check);
+        for (int i = 0; i < 4 * 3 * 2; i++) {
+            PairOptions opt = {i % 4, i / 4 % 3, i / 12, 0};
+            failed += run_case(2, 45, 64, opt, 0, &check) + run_case(2, 45, 33, opt, 0, &check);
+        }
+        failed += run_case(2, 50, 64, exact, 1, &check); // constant rows
+        for (int act = 0; act < 4; act++)
+            failed += check_post(2, 70, 192, act) + check_post(2, 9, 33, act);
+        printf("checks: %d failed\n", failed);
+        if (!bench.check_only) {
+            pair_ceiling(&bench);
+            failed += run_case(320, 258, 192, exact, 0, &bench);
+        }
+    }
+    return failed ? EXIT_FAIL : 0;
+}

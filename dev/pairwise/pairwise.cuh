@@ -96,6 +96,16 @@ __device__ inline void mma_bf16(float c[4], uint32_t a0, uint32_t a1, uint32_t a
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
+// mma_bf16_first: c = a b: the first of a sum, without eight registers of zeros.
+__device__ inline void mma_bf16_first(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                      uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%10,%10,%10,%10};"
+        : "=f"(c[0]), "=f"(c[1]), "=f"(c[2]), "=f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
 // mma_tf32: c (16x8) += a (16x8) b (8x8) in tf32: lane 4g + t holds rows g, g+8 at k = t, t+4.
 __device__ inline void mma_tf32(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                 uint32_t b0, uint32_t b1)
@@ -104,6 +114,22 @@ __device__ inline void mma_tf32(float c[4], uint32_t a0, uint32_t a1, uint32_t a
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+// group_sync: a barrier of the `threads` threads (a multiple of 32) of one of a block's groups.
+//
+// Why groups: a block's warp w always runs on the SM's scheduler w % 4, so blocks of 3 or 6 warps (H =
+// 192) leave a quarter of the machine idle. A fast block is (threads of a row, groups): its groups
+// take different sequences and share nothing, only their number makes the warps a multiple of four.
+__device__ inline void group_sync(int group, int threads)
+{
+    asm volatile("bar.sync %0, %1;" : : "r"(group + 1), "r"(threads) : "memory");
+}
+
+// pair_groups: how many groups of `warps` warps make a multiple of four; 1 for large groups.
+static size_t pair_groups(size_t warps)
+{
+    return warps > 6 || warps % 4 == 0 ? 1 : warps % 2 == 0 ? 2 : warps == 5 ? 1 : 4;
 }
 
 // exp2_mufu: 2^x on the special-function unit; relative error 2^-22, results below 2^-126 are 0.
@@ -309,69 +335,83 @@ __device__ inline void pair_r_tile(float (*rs)[ROWS], const floatX *bc, const fl
     store2(&rs[g + 8][2 * t], r[2], r[3]);
 }
 
-// pair_forward_row: one v against rows first .. ROWS-1 of two channels; NPOLY of the sixteen
-// exponentials go to the FMA pipe.
-template <int NPOLY>
+// pair_forward_row: one v against rows FIRST .. ROWS-1 of two channels, those below `mask` (DIAGONAL)
+// masked; NPOLY of the sixteen exponentials go to the FMA pipe.
+template <int NPOLY, int FIRST, int DIAGONAL>
 __device__ __forceinline__ void pair_forward_row(float2 o[ROWS], float2 p[ROWS], const float2 a[ROWS],
-                                                 float2 b, const float *rs_v, int first)
+                                                 float2 b, const float *rs_v, int mask)
 {
     float4 r0 = *(const float4 *)rs_v, r1 = *(const float4 *)(rs_v + 4);
     const float r[ROWS] = {r0.x, r0.y, r0.z, r0.w, r1.x, r1.y, r1.z, r1.w};
 #pragma unroll
-    for (int i = 0; i < ROWS; i++)
-        if (i >= first) {
-            float x = (a[i].x + b.x) * r[i], y = (a[i].y + b.y) * r[i];
-            x = 2 * i * NPOLY % 16 < NPOLY ? exp2_poly(x) : exp2_mufu(x);
-            y = (2 * i + 1) * NPOLY % 16 < NPOLY ? exp2_poly(y) : exp2_mufu(y);
-            o[i].x += x;
-            o[i].y += y;
-            p[i].x = fmaf(r[i], x, p[i].x);
-            p[i].y = fmaf(r[i], y, p[i].y);
+    for (int i = FIRST; i < ROWS; i++) {
+        float x = (a[i].x + b.x) * r[i], y = (a[i].y + b.y) * r[i];
+        if (DIAGONAL) {
+            x = i < mask ? MASKED : x;
+            y = i < mask ? MASKED : y;
         }
+        x = 2 * i * NPOLY % 16 < NPOLY ? exp2_poly(x) : exp2_mufu(x);
+        y = (2 * i + 1) * NPOLY % 16 < NPOLY ? exp2_poly(y) : exp2_mufu(y);
+        o[i].x += x;
+        o[i].y += y;
+        p[i].x = fmaf(r[i], x, p[i].x);
+        p[i].y = fmaf(r[i], y, p[i].y);
+    }
 }
 
-// pair_forward_kernel: a block owns rows u0 .. u0+7 of one sequence, a thread two channels of them
+// pair_forward_kernel: a group owns rows u0 .. u0+7 of one sequence, a thread two channels of them
 // (48 registers); r of a chunk of v is made by the warps on the tensor cores. Rows are cut from the
 // end of the sequence, so that the ragged tile is the one with the fewest v, and the longest go first.
 template <int CAUSAL, int NPOLY>
-__global__ void __launch_bounds__(256, 3)
+__global__ void __launch_bounds__(384, 2)
 pair_forward_kernel(floatX *s, floatX *p, float *scale, const floatX *__restrict__ ac,
                     const floatX *__restrict__ bc, const float *__restrict__ astat,
                     const float *__restrict__ bstat, int B, int T, int H, PairOptions opt)
 {
-    __shared__ __align__(16) float rs[CHUNK_V][ROWS];
-    __shared__ float maxima[8][ROWS];
-    extern __shared__ float as[]; // [ROWS][H]: every thread's own channels of a
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    const int d = 2 * threadIdx.x, u0 = T - ROWS * ((int)(blockIdx.x / B) + 1);
-    const size_t row0 = (size_t)(blockIdx.x % B) * T; // the sequence's first row
+    __shared__ __align__(16) float all_rs[4][CHUNK_V][ROWS];
+    __shared__ float all_maxima[4][8][ROWS];
+    extern __shared__ float all_as[]; // [group][ROWS][H]: every thread's own channels of a
+    const int group = threadIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warps = blockDim.x / 32, d = 2 * threadIdx.x;
+    const int blocks = (B + blockDim.y - 1) / blockDim.y, u0 = T - ROWS * (int)(blockIdx.x / blocks + 1);
+    const int b = blockIdx.x % blocks * blockDim.y + group;
+    float(*rs)[ROWS] = all_rs[group], (*maxima)[ROWS] = all_maxima[group];
+    float *as = all_as + group * ROWS * H + d;
     float2 a[ROWS], o[ROWS] = {}, q[ROWS] = {};
-    ac += row0 * H;
-    bc += row0 * H;
-#pragma unroll
+    if (b >= B)
+        return;
     for (int i = 0; i < ROWS; i++) {
-        a[i] = load2(ac + (size_t)max(u0 + i, 0) * H + d);
-        store2(&as[i * H + d], a[i].x, a[i].y);
+        float2 x = load2(ac + ((size_t)b * T + max(u0 + i, 0)) * H + d);
+        store2(&as[i * H], x.x, x.y);
     }
-    const int v_end = CAUSAL ? u0 + ROWS : T, v_full = CAUSAL ? u0 : T;
-    for (int v0 = 0; v0 < v_end; v0 += CHUNK_V) {
-        __syncthreads();
-        for (int i = 16 * warp; i < min(CHUNK_V, v_end - v0); i += 16 * warps)
-            pair_r_tile(&rs[i], bc, ac, bstat + row0, astat + row0, v0 + i, u0, T, H, opt.norm);
-        __syncthreads();
+    const int v_stop = CAUSAL ? u0 + ROWS : T, v_full = CAUSAL ? u0 : T;
+    for (int v0 = 0; v0 < v_stop; v0 += CHUNK_V) {
+        size_t row0 = (size_t)b * T;   // the sequence's first row; made anew for every chunk, unknown
+        asm volatile("" : "+l"(row0)); // to the compiler, which would keep ten addresses in registers
+        const floatX *bc0 = bc + row0 * H;
+        group_sync(group, blockDim.x);
+        for (int i = 16 * warp; i < min(CHUNK_V, v_stop - v0); i += 16 * warps)
+            pair_r_tile(&rs[i], bc0, ac + row0 * H, bstat + row0, astat + row0, v0 + i, u0, T, H,
+                        opt.norm);
+        group_sync(group, blockDim.x);
 #pragma unroll
         for (int i = 0; i < ROWS; i++) // again for every chunk: no registers for them until here
-            a[i] = load2(&as[i * H + d]);
-        const int v_stop = min(v0 + CHUNK_V, v_full);
+            a[i] = load2(&as[i * H]);
+        const floatX *b_v = bc0 + (size_t)v0 * H + d;
+        const float *rs_v = rs[0];
+        const int v_end = min(v0 + CHUNK_V, v_stop);
+        int v = v0;
 #pragma unroll 2
-        for (int v = v0; v < v_stop; v++)
-            pair_forward_row<NPOLY>(o, q, a, load2(bc + (size_t)v * H + d), rs[v - v0], 0);
-        if (CAUSAL && v_end > v0 && u0 < v0 + CHUNK_V) // the triangle at the end of the rows
-#pragma unroll
-            for (int j = 0; j < ROWS; j++)
-                if (u0 + j >= v0 && u0 + j < v0 + CHUNK_V)
-                    pair_forward_row<NPOLY>(o, q, a, load2(bc + (size_t)(u0 + j) * H + d),
-                                            rs[u0 + j - v0], j);
+        for (int n = min(v_end, v_full) - v; n > 0; n--, v++, b_v += H, rs_v += ROWS)
+            pair_forward_row<NPOLY, 0, 0>(o, q, a, load2(b_v), rs_v, 0);
+        if (CAUSAL) { // the triangle at the end of the rows, a third of it masked
+#pragma unroll 1
+            for (; v < min(v_end, u0 + ROWS / 2); v++, b_v += H, rs_v += ROWS)
+                pair_forward_row<0, 0, 1>(o, q, a, load2(b_v), rs_v, v - u0);
+#pragma unroll 1
+            for (; v < v_end; v++, b_v += H, rs_v += ROWS)
+                pair_forward_row<0, ROWS / 2, 1>(o, q, a, load2(b_v), rs_v, v - u0);
+        }
     }
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
@@ -379,7 +419,7 @@ pair_forward_kernel(floatX *s, floatX *p, float *scale, const floatX *__restrict
         if (lane == 0)
             maxima[warp][i] = m;
     }
-    __syncthreads();
+    group_sync(group, blockDim.x);
 #pragma unroll
     for (int i = 0; i < ROWS; i++) {
         if (u0 + i < 0)
@@ -388,7 +428,7 @@ pair_forward_kernel(floatX *s, floatX *p, float *scale, const floatX *__restrict
         for (int w = 0; w < warps; w++)
             m = fmaxf(m, maxima[w][i]);
         m = row_scale(m, u0 + i, T, opt);
-        const size_t row = row0 + u0 + i;
+        const size_t row = (size_t)b * T + u0 + i;
         store2(s + row * H + d, o[i].x * m, o[i].y * m);
         store2(p + row * H + d, q[i].x * (m * LN2), q[i].y * (m * LN2)); // r had a factor log2(e)
         if (threadIdx.x == 0)
@@ -750,7 +790,10 @@ __device__ __forceinline__ void pair_backward_rows(PairTile &tile, const PairSha
                 }
                 if (STATS) {
                     const uint32_t *b = tile.bb[m][c];
-                    mma_bf16(sum[m], e[0], e[1], e[2], e[3], b1.x, b1.y);
+                    if (c == 0)
+                        mma_bf16_first(sum[m], e[0], e[1], e[2], e[3], b1.x, b1.y);
+                    else
+                        mma_bf16(sum[m], e[0], e[1], e[2], e[3], b1.x, b1.y);
                     mma_bf16(sum[m], mul2(e[0], b[0]), mul2(e[1], b[1]), mul2(e[2], b[2]),
                              mul2(e[3], b[3]), b2.x, b2.y);
                 }
@@ -792,7 +835,7 @@ __device__ inline void pair_m_product(PairTile &tile, const PairShared &x, int H
         }
 }
 
-// pair_backward_kernel: a block owns 32 rows v of one sequence (db), a warp 32 of their channels, and
+// pair_backward_kernel: a group owns 32 rows v of one sequence (db), a warp 32 of their channels, and
 // walks over u in chunks of 16. Also M (B,T,Tp) in BF16, Tp = T rounded up to 32 (0 where masked), and
 // row_sums (B,Tp/32,T) = (sum of M, sum of N) over the block's v. Written only with STATS (exact).
 template <int STATS, int CAUSAL, int NPOLY, int THREADS, int BLOCKS>
@@ -804,14 +847,17 @@ pair_backward_kernel(floatX *db, __nv_bfloat16 *M, float2 *row_sums, const float
 {
     extern __shared__ __align__(16) char shared[];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    const int g = lane / 4, t = lane % 4, v0 = (int)(blockIdx.x / B) * TILE_V;
+    const int group = threadIdx.y, blocks = (B + blockDim.y - 1) / blockDim.y;
+    const int g = lane / 4, t = lane % 4, v0 = (int)(blockIdx.x / blocks) * TILE_V;
     const int tiles = (T + TILE_V - 1) / TILE_V, lane_v = v0 + 8 * t + g; // the pair kept at `lane`
-    const size_t b = blockIdx.x % B, row0 = b * T;
+    const size_t b = blockIdx.x % blocks * blockDim.y + group, row0 = b * T;
     const float inv_H = 1.0f / (float)H;
     float sum_m = 0, sum_n = 0;
     PairShared x;
     PairTile tile;
-    pair_shared(&x, shared, H);
+    if (b >= (size_t)B)
+        return;
+    pair_shared(&x, shared + group * pair_shared(NULL, NULL, H), H);
 #pragma unroll
     for (int i = 0; i < 8; i++) { // m, c, half
         const int m = i / 4, c = i / 2 % 2, half = i % 2, v = v0 + 16 * m + 8 * half + g;
@@ -830,10 +876,10 @@ pair_backward_kernel(floatX *db, __nv_bfloat16 *M, float2 *row_sums, const float
     const float b_var = STATS && lane_v < T ? bstat[row0 + lane_v] : 0.0f;
     for (int u0 = CAUSAL ? v0 : 0; u0 < T; u0 += CHUNK_U) {
         pair_load_u(x, ac + row0 * H, ds + row0 * H, scale + row0, u0, T, H);
-        __syncthreads();
+        group_sync(group, blockDim.x);
         if (STATS) {
             pair_dots_share(x, tile, H, warp, g, t);
-            __syncthreads();
+            group_sync(group, blockDim.x);
         }
         for (int i = warp; i < CHUNK_U; i += warps) {
             const int u = u0 + i, in = u < T && lane_v < T && (!CAUSAL || lane_v <= u);
@@ -845,7 +891,7 @@ pair_backward_kernel(floatX *db, __nv_bfloat16 *M, float2 *row_sums, const float
             x.rl[2 * i * TILE_V + lane] = in ? LOG2E * r : 0.0f;
             x.rl[(2 * i + 1) * TILE_V + lane] = in ? __log2f(r) : MASKED;
         }
-        __syncthreads();
+        group_sync(group, blockDim.x);
         for (int i = 0; i < CHUNK_U; i += 8) {
             const int end = min(i + 8, T - u0), nq = CAUSAL ? (u0 + i - v0) / 8 + 1 : 4;
             if (nq >= 4)
@@ -857,7 +903,7 @@ pair_backward_kernel(floatX *db, __nv_bfloat16 *M, float2 *row_sums, const float
             else
                 pair_backward_rows<1, STATS, NPOLY>(tile, x, i, end, H, warp, g, t);
         }
-        __syncthreads();
+        group_sync(group, blockDim.x);
         for (int i = warp; STATS && i < CHUNK_U; i += warps) {
             const int u = u0 + i, in = u < T && lane_v < T && (!CAUSAL || lane_v <= u);
             float s1 = 0, s2 = 0, r = LN2 * x.rl[2 * i * TILE_V + lane];
@@ -877,15 +923,15 @@ pair_backward_kernel(floatX *db, __nv_bfloat16 *M, float2 *row_sums, const float
                     row_sums[(b * tiles + v0 / TILE_V) * T + u] = make_float2(row_m, row_n);
             }
         }
-        __syncthreads();
+        group_sync(group, blockDim.x);
         if (STATS) {
             pair_m_product(tile, x, H, warp, g, t);
-            __syncthreads();
+            group_sync(group, blockDim.x);
         }
     }
     x.s[2 * warp * TILE_V + lane] = sum_m; // nobody reads s after the loop's last barrier
     x.s[(2 * warp + 1) * TILE_V + lane] = sum_n;
-    __syncthreads();
+    group_sync(group, blockDim.x);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int v = v0 + 8 * i + g;
@@ -1043,14 +1089,16 @@ static void pair_forward_fast(floatX *s, floatX *p, float *scale, const floatX *
                               const float *astat, const float *bstat, size_t B, size_t T, size_t H,
                               PairOptions opt, cudaStream_t stream)
 {
-    unsigned grid = pair_grid(B * ((T + ROWS - 1) / ROWS));
+    const size_t groups = pair_groups(H / 64);
+    unsigned grid = pair_grid((B + groups - 1) / groups * ((T + ROWS - 1) / ROWS));
     auto kernel = pair_forward_kernel<1, 0>;
     if (opt.norm == NORM_EXACT)
         kernel = opt.causal ? pair_forward_kernel<1, NPOLY> : pair_forward_kernel<0, NPOLY>;
     else if (!opt.causal)
         kernel = pair_forward_kernel<0, 0>;
-    bench_fits((const void *)kernel, "pair_forward_kernel", (int)H / 2, 0);
-    kernel<<<grid, (unsigned)H / 2, ROWS * H * 4, stream>>>(s, p, scale, ac, bc, astat, bstat, (int)B,
+    dim3 block((unsigned)H / 2, (unsigned)groups);
+    bench_fits((const void *)kernel, "pair_forward_kernel", (int)(block.x * block.y), 0);
+    kernel<<<grid, block, groups * ROWS * H * 4, stream>>>(s, p, scale, ac, bc, astat, bstat, (int)B,
                                                            (int)T, (int)H, opt);
     CUDA_CHECK(cudaGetLastError());
 }
@@ -1135,26 +1183,28 @@ static void pair_backward_fast(floatX *da, floatX *db, const floatX *ds, const f
                                const float *astat, const float *bstat, void *scratch, size_t B,
                                size_t T, size_t H, PairOptions opt, cudaStream_t stream)
 {
-    const size_t tiles = (T + TILE_V - 1) / TILE_V, smem = pair_shared(NULL, NULL, (int)H);
-    const unsigned grid = pair_grid(B * tiles);
+    const size_t tiles = (T + TILE_V - 1) / TILE_V, groups = pair_groups(H / 32);
+    const size_t smem = groups * pair_shared(NULL, NULL, (int)H);
+    const unsigned grid = pair_grid((B + groups - 1) / groups * tiles);
+    const dim3 block((unsigned)H, (unsigned)groups);
     __nv_bfloat16 *M = (__nv_bfloat16 *)scratch;
     float2 *row_sums = (float2 *)(M + B * T * tiles * TILE_V);
     auto kernel = pair_backward_kernel<0, 1, 0, 512, 1>;
     if (opt.norm != NORM_EXACT)
         kernel = opt.causal ? kernel : pair_backward_kernel<0, 0, 0, 512, 1>;
     else if (H <= 192)
-        kernel = opt.causal ? pair_backward_kernel<1, 1, NPOLY, 192, 2>
-                            : pair_backward_kernel<1, 0, NPOLY, 192, 2>;
+        kernel = opt.causal ? pair_backward_kernel<1, 1, NPOLY, 384, 1>
+                            : pair_backward_kernel<1, 0, NPOLY, 384, 1>;
     else
         kernel = opt.causal ? pair_backward_kernel<1, 1, 0, 512, 1>
                             : pair_backward_kernel<1, 0, 0, 512, 1>;
-    bench_fits((const void *)kernel, "pair_backward_kernel", (int)H, smem);
-    kernel<<<grid, (unsigned)H, smem, stream>>>(db, M, row_sums, ds, scale, ac, bc, astat, bstat,
+    bench_fits((const void *)kernel, "pair_backward_kernel", (int)(block.x * block.y), smem);
+    kernel<<<grid, block, smem, stream>>>(db, M, row_sums, ds, scale, ac, bc, astat, bstat,
                                                 (int)B, (int)T, (int)H);
     CUDA_CHECK(cudaGetLastError());
     if (opt.norm == NORM_EXACT) {
         auto da_kernel = opt.causal ? pair_da_kernel<1> : pair_da_kernel<0>;
-        da_kernel<<<grid, (unsigned)H, TILE_V * (H + 8) * 2, stream>>>(da, ds, p, ac, bc, M, row_sums,
+        da_kernel<<<pair_grid(B * tiles), (unsigned)H, TILE_V * (H + 8) * 2, stream>>>(da, ds, p, ac, bc, M, row_sums,
                                                                       (int)B, (int)T, (int)H);
     } else
         pair_product_kernel<<<pair_grid((B * T * H / 2 + 255) / 256), 256, 0, stream>>>(da, ds, p,

@@ -168,6 +168,9 @@ int main(int argc, char **argv)
             PairOptions opt = {i % 4, i / 4 % 3, i / 12, 0};
             failed += run_case(2, 45, 64, opt, 0, &check) + run_case(2, 45, 33, opt, 0, &check);
         }
+        check.kernel = 8; // the whole layer, centring and its rounding included
+        for (int i = 0; i < 4; i++)
+            failed += run_case(4, 258, 192, (PairOptions){ACT_EXP, i % 3, i < 3, 0}, 2, &check);
         printf("checks: %d failed\n", failed);
         if (!bench.check_only) {
             pair_ceiling(&bench);

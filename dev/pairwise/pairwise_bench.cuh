@@ -57,9 +57,11 @@ static void reference_normalize_backward(double *dx, const double *dy, const dou
 }
 
 // reference_sequence: s, p (T,H) = means over v of psi(z) and of r psi'(z), and, with da not NULL, da,
-// db (T,H) = gradients from ds; sections 1 and 1.1 as they stand. post must be 0.
+// db (T,H) = gradients from ds; sections 1 and 1.1 as they stand. post must be 0. approx: with a_r and
+// b_r (T), a and b are normalized already and these are 1/deviation.
 static void reference_sequence(double *s, double *p, double *da, double *db, const float *a,
-                               const float *b, const float *ds, size_t T, size_t H, PairOptions opt)
+                               const float *b, const float *a_r, const float *b_r, const float *ds,
+                               size_t T, size_t H, PairOptions opt)
 {
     double *an = (double *)alloc_zero(6 * T * H + 4 * H + 2 * T, 8, "reference"), *bn = an + T * H;
     double *dan = bn + T * H, *dbn = dan + T * H, *x = dbn + T * H, *z = x + H, *dz = z + H;
@@ -69,7 +71,9 @@ static void reference_sequence(double *s, double *p, double *da, double *db, con
             double *y = (side ? bn : an) + u * H;
             for (size_t d = 0; d < H; d++)
                 y[d] = x[d] = (side ? b : a)[u * H + d];
-            if (opt.norm == NORM_APPROX)
+            if (opt.norm == NORM_APPROX && a_r)
+                (side ? br : ar)[u] = (side ? b_r : a_r)[u];
+            else if (opt.norm == NORM_APPROX)
                 (side ? br : ar)[u] = reference_normalize(y, x, H);
         }
     for (size_t u = 0; u < T; u++)
@@ -111,7 +115,7 @@ static void reference_sequence(double *s, double *p, double *da, double *db, con
 }
 
 // pair_input: x (rows,H): normal-ish with deviation 1 and mean 0.5, every 16th row with one channel of
-// 9 (z near its largest value); kind 1: every 3rd row constant, the others mixed with zeros.
+// 9 (z near its largest value); kind 1: every 3rd row constant; kind 2: no large channels.
 static float *pair_input(uint64_t seed, size_t rows, size_t H, int kind)
 {
     float *x = (float *)alloc_zero(rows * H, 4, "input");
@@ -120,7 +124,7 @@ static float *pair_input(uint64_t seed, size_t rows, size_t H, int kind)
         for (int k = 0; k < 4; k++)
             sum += bench_uniform(seed, 4 * i + k) - 0.5f;
         x[i] = 1.7320508f * sum + 0.5f;
-        if (i / H % 16 == 5 && i % H == (7 * (i / H) + seed) % H)
+        if (kind != 2 && i / H % 16 == 5 && i % H == (7 * (i / H) + seed) % H)
             x[i] = 9;
         if (kind == 1 && i / H % 3 == 0)
             x[i] = i / H % 2 ? 0.0f : 1234.1f;
@@ -128,8 +132,20 @@ static float *pair_input(uint64_t seed, size_t rows, size_t H, int kind)
     return x;
 }
 
+// pair_download: n values of a buffer as floats.
+static float *pair_download(const BenchBuffer *b, size_t n)
+{
+    float *x = (float *)alloc_zero(n, 4, "download");
+    CUDA_CHECK(cudaMemcpy(x, b->data, b->bytes, cudaMemcpyDeviceToHost));
+    if (b->bytes == 2 * n)
+        for (size_t i = n; i-- > 0;) // from the end: widening in place
+            x[i] = __bfloat162float(((const __nv_bfloat16 *)x)[i]);
+    return x;
+}
+
 // pair_setup: inputs, references and buffers of a shape, a and b centred, and, with backward, the
-// forward run for its p and scale.
+// forward run for its p and scale. The references start from what the kernels read, the centred (and in
+// BF16 rounded) a and b, or with kind 2 from a and b themselves: then they judge the whole layer.
 static PairProblem pair_setup(size_t B, size_t T, size_t H, PairOptions opt, int backward, int kind)
 {
     const size_t n = B * T * H;
@@ -150,15 +166,6 @@ static PairProblem pair_setup(size_t B, size_t T, size_t H, PairOptions opt, int
     x.ref_s = ref, x.ref_p = ref + n, x.ref_scale = ref + 2 * n;
     x.ref_da = backward ? ref + 2 * n + B * T : NULL;
     x.ref_db = backward ? x.ref_da + n : NULL;
-#pragma omp parallel for schedule(dynamic)
-    for (size_t b = 0; b < B; b++) {
-        const size_t at = b * T * H;
-        for (size_t u = 0; u < T; u++)
-            x.ref_scale[b * T + u] = 1 / (double)(opt.causal ? u + 1 : T);
-        reference_sequence(x.ref_s + at, x.ref_p + at, backward ? x.ref_da + at : NULL,
-                           backward ? x.ref_db + at : NULL, x.h_a + at, x.h_b + at, x.h_ds + at, T, H,
-                           opt);
-    }
     size_t bytes = 0;
     for (int path = PAIR_GENERAL; path <= PAIR_FAST; path++)
         for (int i = 0; i <= backward; i++)
@@ -168,6 +175,19 @@ static PairProblem pair_setup(size_t B, size_t T, size_t H, PairOptions opt, int
     CUDA_CHECK(cudaMemset(x.scratch, 0xFF, bytes)); // NaN
     pair_center((floatX *)x.ac.data, (floatX *)x.bc.data, (float *)x.astat.data, (float *)x.bstat.data,
                 (floatX *)x.a.data, (floatX *)x.b.data, B, T, H, opt.norm, 0);
+    float *h_ac = pair_download(kind == 2 ? &x.a : &x.ac, n), *a_r = pair_download(&x.astat, B * T);
+    float *h_bc = pair_download(kind == 2 ? &x.b : &x.bc, n), *b_r = pair_download(&x.bstat, B * T);
+#pragma omp parallel for schedule(dynamic)
+    for (size_t b = 0; b < B; b++) {
+        const size_t at = b * T * H;
+        for (size_t u = 0; u < T; u++)
+            x.ref_scale[b * T + u] = 1 / (double)(opt.causal ? u + 1 : T);
+        reference_sequence(x.ref_s + at, x.ref_p + at, backward ? x.ref_da + at : NULL,
+                           backward ? x.ref_db + at : NULL, h_ac + at, h_bc + at,
+                           kind == 2 ? NULL : a_r + b * T, kind == 2 ? NULL : b_r + b * T,
+                           x.h_ds + at, T, H, opt);
+    }
+    free(h_ac), free(h_bc), free(a_r), free(b_r);
     if (backward)
         pair_forward((floatX *)x.s.data, (floatX *)x.p.data, (float *)x.scale.data,
                      (floatX *)x.ac.data, (floatX *)x.bc.data, (float *)x.astat.data,

@@ -206,6 +206,9 @@ int main(int argc, char **argv)
         failed += run_case(2, 50, 64, exact, 1, &check); // constant rows
         for (int act = 0; act < 4; act++)
             failed += check_post(2, 70, 192, act) + check_post(2, 9, 33, act);
+        check.kernel = 8; // the whole layer, centring and its rounding included
+        for (int i = 0; i < 4; i++)
+            failed += run_case(4, 258, 192, (PairOptions){ACT_EXP, i % 3, i < 3, 0}, 2, &check);
         printf("checks: %d failed\n", failed);
         if (!bench.check_only) {
             pair_ceiling(&bench);

@@ -13,7 +13,7 @@
 //   general every H, T, psi and type: r, M, N are T x T fp32 scratch, a group of sequences at a time.
 //
 // An H200 issues 16 ex2 but 128 other instructions a clock and SM: an exponential has 8 issue slots
-// before it is not the bottleneck. The fast loops use about 5.5 (forward) and 6 (backward), so some
+// before it is not the bottleneck. The fast loops use about 6 (forward) and 7 (backward), so some
 // of the exponentials go to a polynomial on the FMA pipe (exp2_poly).
 #ifndef SEQ_DEV_PAIRWISE_CUH
 #define SEQ_DEV_PAIRWISE_CUH
@@ -39,7 +39,15 @@ typedef struct {
 #define LN2 0.6931471805599453f
 #define MASKED (-126.0f) // as a power of two: 1.2e-38, and safe in exp2_poly
 
-// ---- small device helpers ----
+// ---- helpers ----
+
+// pair_grid: blocks as an unsigned, or die: a grid has at most 2^31-1.
+static unsigned pair_grid(size_t blocks)
+{
+    if (blocks > 0x7fffffff)
+        die(EXIT_MEMORY, "pairwise: %zu blocks, expected at most 2^31-1\nhint: a smaller batch", blocks);
+    return (unsigned)blocks;
+}
 
 __device__ inline float to_float(float x) { return x; }
 __device__ inline float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
@@ -114,22 +122,6 @@ __device__ inline void mma_tf32(float c[4], uint32_t a0, uint32_t a1, uint32_t a
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
-// group_sync: a barrier of the `threads` threads (a multiple of 32) of one of a block's groups.
-//
-// Why groups: a block's warp w always runs on the SM's scheduler w % 4, so blocks of 3 or 6 warps (H =
-// 192) leave a quarter of the machine idle. A fast block is (threads of a row, groups): its groups
-// take different sequences and share nothing, only their number makes the warps a multiple of four.
-__device__ inline void group_sync(int group, int threads)
-{
-    asm volatile("bar.sync %0, %1;" : : "r"(group + 1), "r"(threads) : "memory");
-}
-
-// pair_groups: how many groups of `warps` warps make a multiple of four; 1 for large groups.
-static size_t pair_groups(size_t warps)
-{
-    return warps > 6 || warps % 4 == 0 ? 1 : warps % 2 == 0 ? 2 : warps == 5 ? 1 : 4;
 }
 
 // exp2_mufu: 2^x on the special-function unit; relative error 2^-22, results below 2^-126 are 0.
@@ -222,6 +214,49 @@ __global__ void pair_center_kernel(floatX *ac, floatX *bc, float *astat, float *
         (is_b ? bstat : astat)[row] = norm == NORM_APPROX ? rstd : sum2;
 }
 
+// pair_center_wide_kernel: the same with the row in registers, for even H <= 64 PAIRS.
+template <int PAIRS>
+__global__ void pair_center_wide_kernel(floatX *ac, floatX *bc, float *astat, float *bstat,
+                                        const floatX *a, const floatX *b, size_t rows, int H, int norm)
+{
+    size_t row = blockIdx.x * (size_t)(blockDim.x / 32) + threadIdx.x / 32;
+    int lane = threadIdx.x % 32;
+    if (row >= 2 * rows)
+        return;
+    int is_b = row >= rows;
+    row -= is_b ? rows : 0;
+    const floatX *x = (is_b ? b : a) + row * H + 2 * lane;
+    floatX *y = (is_b ? bc : ac) + row * H + 2 * lane;
+    float2 f[PAIRS];
+    float sum = 0, sum2 = 0, rstd = 1;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++)
+        f[i] = 2 * lane + 64 * i < H ? load2(x + 64 * i) : make_float2(0, 0);
+    const float first = __shfl_sync(0xffffffffu, f[0].x, 0);
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++)
+        sum += 2 * lane + 64 * i < H ? (f[i].x - first) + (f[i].y - first) : 0.0f;
+    const float mean = first + warp_sum(sum) / (float)H;
+    if (norm == NORM_APPROX) {
+#pragma unroll
+        for (int i = 0; i < PAIRS; i++)
+            if (2 * lane + 64 * i < H)
+                sum2 += (f[i].x - mean) * (f[i].x - mean) + (f[i].y - mean) * (f[i].y - mean);
+        rstd = rsqrtf(warp_sum(sum2) / (float)H + PAIR_EPS);
+    }
+    sum2 = 0;
+#pragma unroll
+    for (int i = 0; i < PAIRS; i++)
+        if (2 * lane + 64 * i < H) {
+            store2(y + 64 * i, (f[i].x - mean) * rstd, (f[i].y - mean) * rstd);
+            f[i] = load2(y + 64 * i); // as rounded
+            sum2 += f[i].x * f[i].x + f[i].y * f[i].y;
+        }
+    sum2 = warp_sum(sum2) / (float)H;
+    if (lane == 0)
+        (is_b ? bstat : astat)[row] = norm == NORM_APPROX ? rstd : sum2;
+}
+
 // pair_center: ac, bc (B,T,H) = the centred (exact), normalized (approx) or unchanged (none) a, b;
 // astat, bstat (B,T) = variance (exact), 1/deviation (approx), unused (none). ac may be a, bc b.
 // In BF16 ac and bc are rounded once and the variance is that of the rounded values.
@@ -236,8 +271,10 @@ static void pair_center(floatX *ac, floatX *bc, float *astat, float *bstat, cons
             CUDA_CHECK(cudaMemcpyAsync(bc, b, rows * H * sizeof *b, cudaMemcpyDefault, stream));
         return;
     }
-    pair_center_kernel<<<(unsigned)((2 * rows + 7) / 8), 256, 0, stream>>>(ac, bc, astat, bstat, a, b,
-                                                                           rows, (int)H, norm);
+    auto kernel = H % 2 || H > 512 ? pair_center_kernel
+                : H <= 192 ? pair_center_wide_kernel<3> : pair_center_wide_kernel<8>;
+    kernel<<<pair_grid((2 * rows + 7) / 8), 256, 0, stream>>>(ac, bc, astat, bstat, a, b, rows, (int)H,
+                                                              norm);
     CUDA_CHECK(cudaGetLastError());
 }
 
@@ -263,7 +300,7 @@ __global__ void pair_uncenter_kernel(floatX *dy, const floatX *y, const float *r
 
 // ---- forward, fast path ----
 
-enum { ROWS = 8, CHUNK_V = 96 };
+enum { ROWS = 6, R_STRIDE = 8, CHUNK_V = 96 };
 
 // pair_dots: for one warp, c = the 16 x 8 products b_v . a_u of rows v .. v+15 and u .. u+7 (rows
 // outside 0..T-1 repeat the nearest), as an mma accumulator: c[0], c[1] are row g at columns 2t, 2t+1
@@ -318,8 +355,8 @@ __device__ inline float pair_r(float avar, float bvar, float dot, float inv_H)
     return rsqrtf(fmaxf(avar + bvar + 2.0f * inv_H * dot, 0.0f) + PAIR_EPS);
 }
 
-// pair_r_tile: for one warp, rs[i][j] = log2(e) r of the pair (u+j, v+i), 16 x 8.
-__device__ inline void pair_r_tile(float (*rs)[ROWS], const floatX *bc, const floatX *ac,
+// pair_r_tile: for one warp, rs[i][j] = log2(e) r of the pair (u+j, v+i), 16 x 8 (rows beyond ROWS unused).
+__device__ inline void pair_r_tile(float (*rs)[R_STRIDE], const floatX *bc, const floatX *ac,
                                    const float *bstat, const float *astat, int v, int u, int T, int H,
                                    int norm)
 {
@@ -336,13 +373,14 @@ __device__ inline void pair_r_tile(float (*rs)[ROWS], const floatX *bc, const fl
 }
 
 // pair_forward_row: one v against rows FIRST .. ROWS-1 of two channels, those below `mask` (DIAGONAL)
-// masked; NPOLY of the sixteen exponentials go to the FMA pipe.
+// masked; NPOLY of the twelve exponentials go to the FMA pipe.
 template <int NPOLY, int FIRST, int DIAGONAL>
 __device__ __forceinline__ void pair_forward_row(float2 o[ROWS], float2 p[ROWS], const float2 a[ROWS],
                                                  float2 b, const float *rs_v, int mask)
 {
-    float4 r0 = *(const float4 *)rs_v, r1 = *(const float4 *)(rs_v + 4);
-    const float r[ROWS] = {r0.x, r0.y, r0.z, r0.w, r1.x, r1.y, r1.z, r1.w};
+    const float4 r0 = *(const float4 *)rs_v;
+    const float2 r1 = *(const float2 *)(rs_v + 4);
+    const float r[ROWS] = {r0.x, r0.y, r0.z, r0.w, r1.x, r1.y};
 #pragma unroll
     for (int i = FIRST; i < ROWS; i++) {
         float x = (a[i].x + b.x) * r[i], y = (a[i].y + b.y) * r[i];
@@ -350,8 +388,8 @@ __device__ __forceinline__ void pair_forward_row(float2 o[ROWS], float2 p[ROWS],
             x = i < mask ? MASKED : x;
             y = i < mask ? MASKED : y;
         }
-        x = 2 * i * NPOLY % 16 < NPOLY ? exp2_poly(x) : exp2_mufu(x);
-        y = (2 * i + 1) * NPOLY % 16 < NPOLY ? exp2_poly(y) : exp2_mufu(y);
+        x = 2 * i * NPOLY % 12 < NPOLY ? exp2_poly(x) : exp2_mufu(x);
+        y = (2 * i + 1) * NPOLY % 12 < NPOLY ? exp2_poly(y) : exp2_mufu(y);
         o[i].x += x;
         o[i].y += y;
         p[i].x = fmaf(r[i], x, p[i].x);
@@ -359,78 +397,80 @@ __device__ __forceinline__ void pair_forward_row(float2 o[ROWS], float2 p[ROWS],
     }
 }
 
-// pair_forward_kernel: a group owns rows u0 .. u0+7 of one sequence, a thread two channels of them
-// (48 registers); r of a chunk of v is made by the warps on the tensor cores. Rows are cut from the
-// end of the sequence, so that the ragged tile is the one with the fewest v, and the longest go first.
+// pair_forward_kernel: a block owns rows u0 .. u0+5 of one sequence, a thread two channels of them; r of
+// a chunk of v is made by the warps on the tensor cores. Rows are cut from the end of the sequence, so
+// that a ragged tile is the one with the fewest v, and the longest go first.
 template <int CAUSAL, int NPOLY>
-__global__ void __launch_bounds__(384, 2)
+__global__ void __launch_bounds__(256, 4)
 pair_forward_kernel(floatX *s, floatX *p, float *scale, const floatX *__restrict__ ac,
                     const floatX *__restrict__ bc, const float *__restrict__ astat,
                     const float *__restrict__ bstat, int B, int T, int H, PairOptions opt)
 {
-    __shared__ __align__(16) float all_rs[4][CHUNK_V][ROWS];
-    __shared__ float all_maxima[4][8][ROWS];
-    extern __shared__ float all_as[]; // [group][ROWS][H]: every thread's own channels of a
-    const int group = threadIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int warps = blockDim.x / 32, d = 2 * threadIdx.x;
-    const int blocks = (B + blockDim.y - 1) / blockDim.y, u0 = T - ROWS * (int)(blockIdx.x / blocks + 1);
-    const int b = blockIdx.x % blocks * blockDim.y + group;
-    float(*rs)[ROWS] = all_rs[group], (*maxima)[ROWS] = all_maxima[group];
-    float *as = all_as + group * ROWS * H + d;
-    float2 a[ROWS], o[ROWS] = {}, q[ROWS] = {};
-    if (b >= B)
-        return;
+    __shared__ __align__(16) float rs[CHUNK_V][R_STRIDE];
+    __shared__ float maxima[8][ROWS];
+    extern __shared__ float kept[]; // [a, o, q][ROWS][H]: every thread's own channels
+    const int warp = threadIdx.x / 32, warps = blockDim.x / 32, d = 2 * threadIdx.x;
+    const int b = blockIdx.x % B, u0 = T - ROWS * (int)(blockIdx.x / B + 1);
+    float *own = kept + d;
     for (int i = 0; i < ROWS; i++) {
         float2 x = load2(ac + ((size_t)b * T + max(u0 + i, 0)) * H + d);
-        store2(&as[i * H], x.x, x.y);
+        store2(&own[i * H], x.x, x.y);
+        store2(&own[(ROWS + i) * H], 0, 0);
+        store2(&own[(2 * ROWS + i) * H], 0, 0);
     }
     const int v_stop = CAUSAL ? u0 + ROWS : T, v_full = CAUSAL ? u0 : T;
     for (int v0 = 0; v0 < v_stop; v0 += CHUNK_V) {
-        size_t row0 = (size_t)b * T;   // the sequence's first row; made anew for every chunk, unknown
-        asm volatile("" : "+l"(row0)); // to the compiler, which would keep ten addresses in registers
+        const size_t row0 = (size_t)b * T; // the sequence's first row
         const floatX *bc0 = bc + row0 * H;
-        group_sync(group, blockDim.x);
+        __syncthreads();
         for (int i = 16 * warp; i < min(CHUNK_V, v_stop - v0); i += 16 * warps)
             pair_r_tile(&rs[i], bc0, ac + row0 * H, bstat + row0, astat + row0, v0 + i, u0, T, H,
                         opt.norm);
-        group_sync(group, blockDim.x);
-#pragma unroll
-        for (int i = 0; i < ROWS; i++) // again for every chunk: no registers for them until here
-            a[i] = load2(&as[i * H]);
+        __syncthreads();
+        float2 a[ROWS], o[ROWS], q[ROWS]; // in registers for the pair loop alone: else ptxas, short of
+#pragma unroll                            // registers in pair_r_tile, spills them inside the loop
+        for (int i = 0; i < ROWS; i++) {
+            a[i] = load2(&own[i * H]);
+            o[i] = load2(&own[(ROWS + i) * H]);
+            q[i] = load2(&own[(2 * ROWS + i) * H]);
+        }
         const floatX *b_v = bc0 + (size_t)v0 * H + d;
         const float *rs_v = rs[0];
         const int v_end = min(v0 + CHUNK_V, v_stop);
         int v = v0;
 #pragma unroll 2
-        for (int n = min(v_end, v_full) - v; n > 0; n--, v++, b_v += H, rs_v += ROWS)
+        for (int n = min(v_end, v_full) - v; n > 0; n--, v++, b_v += H, rs_v += R_STRIDE)
             pair_forward_row<NPOLY, 0, 0>(o, q, a, load2(b_v), rs_v, 0);
         if (CAUSAL) { // the triangle at the end of the rows, a third of it masked
 #pragma unroll 1
-            for (; v < min(v_end, u0 + ROWS / 2); v++, b_v += H, rs_v += ROWS)
+            for (; v < min(v_end, u0 + ROWS / 2); v++, b_v += H, rs_v += R_STRIDE)
                 pair_forward_row<0, 0, 1>(o, q, a, load2(b_v), rs_v, v - u0);
 #pragma unroll 1
-            for (; v < v_end; v++, b_v += H, rs_v += ROWS)
+            for (; v < v_end; v++, b_v += H, rs_v += R_STRIDE)
                 pair_forward_row<0, ROWS / 2, 1>(o, q, a, load2(b_v), rs_v, v - u0);
         }
-    }
 #pragma unroll
+        for (int i = 0; i < ROWS; i++) {
+            store2(&own[(ROWS + i) * H], o[i].x, o[i].y);
+            store2(&own[(2 * ROWS + i) * H], q[i].x, q[i].y);
+        }
+    }
     for (int i = 0; i < ROWS; i++) {
-        float m = warp_max(fmaxf(fabsf(o[i].x), fabsf(o[i].y)));
-        if (lane == 0)
+        const float2 o = load2(&own[(ROWS + i) * H]);
+        const float m = warp_max(fmaxf(fabsf(o.x), fabsf(o.y)));
+        if (threadIdx.x % 32 == 0)
             maxima[warp][i] = m;
     }
-    group_sync(group, blockDim.x);
-#pragma unroll
-    for (int i = 0; i < ROWS; i++) {
-        if (u0 + i < 0)
-            continue;
+    __syncthreads();
+    for (int i = max(0, -u0); i < ROWS; i++) {
+        const float2 o = load2(&own[(ROWS + i) * H]), q = load2(&own[(2 * ROWS + i) * H]);
+        const size_t row = (size_t)b * T + u0 + i;
         float m = 0;
         for (int w = 0; w < warps; w++)
             m = fmaxf(m, maxima[w][i]);
         m = row_scale(m, u0 + i, T, opt);
-        const size_t row = (size_t)b * T + u0 + i;
-        store2(s + row * H + d, o[i].x * m, o[i].y * m);
-        store2(p + row * H + d, q[i].x * (m * LN2), q[i].y * (m * LN2)); // r had a factor log2(e)
+        store2(s + row * H + d, o.x * m, o.y * m);
+        store2(p + row * H + d, q.x * (m * LN2), q.y * (m * LN2)); // r had a factor log2(e)
         if (threadIdx.x == 0)
             scale[row] = m;
     }
@@ -438,7 +478,7 @@ pair_forward_kernel(floatX *s, floatX *p, float *scale, const floatX *__restrict
 
 // ---- general path: any H, T, psi, type; r, M, N in scratch ----
 
-enum { TILE = 32, TILE_K = 16, TILE_PAD = TILE + 4 };
+enum { TILE = 32, TILE_K = 16, TILE_PAD = TILE + 4, ROWS_G = 8 };
 
 // pair_load_tile: xs[k][i] = scale_i x[row+i][d+k] for 32 rows and 16 channels, 0 outside T and H;
 // 64 threads.
@@ -469,7 +509,7 @@ pair_stats_kernel(float *R, float *M, float *N, const floatX *ds, const float *s
     const int u0 = blockIdx.x / tiles % tiles * TILE, v0 = blockIdx.x % tiles * TILE;
     const size_t row0 = (size_t)(blockIdx.x / tiles / tiles) * T;
     const int i0 = threadIdx.x / 8 * 4, j0 = threadIdx.x % 8 * 4;
-    const float k = ACT == ACT_EXP ? LOG2E : 1.0f, inv_H = 1.0f / (float)H;
+    const float inv_H = 1.0f / (float)H;
     float r[4][4] = {}, s1[4][4] = {}, s2[4][4] = {}, a[4], b[4], g[4];
     if (opt.causal && v0 > u0)
         return;
@@ -507,10 +547,7 @@ pair_stats_kernel(float *R, float *M, float *N, const floatX *ds, const float *s
 #pragma unroll
             for (int i = 0; i < 16; i++) {
                 float z = (a[i / 4] + b[i % 4]) * r[i / 4][i % 4], value, slope;
-                if (ACT == ACT_EXP)
-                    slope = exp2_mufu(LOG2E * z);
-                else
-                    psi<ACT>(z, &value, &slope);
+                psi<ACT>(z, &value, &slope);
                 s1[i / 4][i % 4] += g[i / 4] * slope;
                 s2[i / 4][i % 4] += g[i / 4] * slope * z;
             }
@@ -527,7 +564,6 @@ pair_stats_kernel(float *R, float *M, float *N, const floatX *ds, const float *s
             M[(row0 + u) * T + v] = x * r[i / 4][i % 4] * s2[i / 4][i % 4];
         }
     }
-    (void)k;
 }
 
 // pair_general_forward_kernel: a thread owns rows u0 .. u0+7 of one channel; with post the sums are
@@ -538,19 +574,19 @@ pair_general_forward_kernel(floatX *s, floatX *p, float *scale, const floatX *__
                             const floatX *__restrict__ bc, const float *__restrict__ R, int T, int H,
                             PairOptions opt)
 {
-    const int slices = (H + 127) / 128, tiles = (T + ROWS - 1) / ROWS;
-    const int d = blockIdx.x % slices * 128 + threadIdx.x, u0 = blockIdx.x / slices % tiles * ROWS;
+    const int slices = (H + 127) / 128, tiles = (T + ROWS_G - 1) / ROWS_G;
+    const int d = blockIdx.x % slices * 128 + threadIdx.x, u0 = blockIdx.x / slices % tiles * ROWS_G;
     const size_t row0 = (size_t)(blockIdx.x / slices / tiles) * T;
-    float a[ROWS], o[ROWS] = {}, q[ROWS] = {};
+    float a[ROWS_G], o[ROWS_G] = {}, q[ROWS_G] = {};
     if (d >= H)
         return;
 #pragma unroll
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < ROWS_G; i++)
         a[i] = to_float(ac[(row0 + min(u0 + i, T - 1)) * H + d]);
-    for (int v = 0; v < (opt.causal ? min(u0 + ROWS, T) : T); v++) {
+    for (int v = 0; v < (opt.causal ? min(u0 + ROWS_G, T) : T); v++) {
         const float b = to_float(bc[(row0 + v) * H + d]);
 #pragma unroll
-        for (int i = 0; i < ROWS; i++)
+        for (int i = 0; i < ROWS_G; i++)
             if (u0 + i < T && (!opt.causal || v <= u0 + i)) {
                 float r = R[(row0 + u0 + i) * T + v], value, slope;
                 psi<ACT>((a[i] + b) * r, &value, &slope);
@@ -559,7 +595,7 @@ pair_general_forward_kernel(floatX *s, floatX *p, float *scale, const floatX *__
             }
     }
 #pragma unroll
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < ROWS_G; i++)
         if (u0 + i < T) {
             const size_t row = row0 + u0 + i;
             float m = opt.post ? 1.0f : row_scale(0, u0 + i, T, opt);
@@ -599,21 +635,21 @@ pair_general_db_kernel(floatX *db, const floatX *__restrict__ ds, const float *_
                        const float *__restrict__ R, const float *__restrict__ M,
                        const float *__restrict__ N, int T, int H, PairOptions opt)
 {
-    const int slices = (H + 127) / 128, tiles = (T + ROWS - 1) / ROWS;
-    const int d = blockIdx.x % slices * 128 + threadIdx.x, v0 = blockIdx.x / slices % tiles * ROWS;
+    const int slices = (H + 127) / 128, tiles = (T + ROWS_G - 1) / ROWS_G;
+    const int d = blockIdx.x % slices * 128 + threadIdx.x, v0 = blockIdx.x / slices % tiles * ROWS_G;
     const size_t row0 = (size_t)(blockIdx.x / slices / tiles) * T;
-    float b[ROWS], acc[ROWS] = {};
+    float b[ROWS_G], acc[ROWS_G] = {};
     if (d >= H)
         return;
 #pragma unroll
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < ROWS_G; i++)
         b[i] = to_float(bc[(row0 + min(v0 + i, T - 1)) * H + d]);
     for (int u = opt.causal ? v0 : 0; u < T; u++) {
         const float a = to_float(ac[(row0 + u) * H + d]);
         const float g = scale[row0 + u] * to_float(ds[(row0 + u) * H + d]);
         const size_t at = (row0 + u) * T + v0;
 #pragma unroll
-        for (int i = 0; i < ROWS; i++)
+        for (int i = 0; i < ROWS_G; i++)
             if (v0 + i < T && (!opt.causal || v0 + i <= u)) {
                 float r = R[at + i], value, slope;
                 psi<ACT>((a + b[i]) * r, &value, &slope);
@@ -623,7 +659,7 @@ pair_general_db_kernel(floatX *db, const floatX *__restrict__ ds, const float *_
             }
     }
 #pragma unroll
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < ROWS_G; i++)
         if (v0 + i < T)
             from_float(&db[(row0 + v0 + i) * H + d], acc[i]);
 }
@@ -636,27 +672,27 @@ pair_general_da_kernel(floatX *da, const floatX *__restrict__ ds, const floatX *
                        const float *__restrict__ M, const float *__restrict__ N, int T, int H,
                        PairOptions opt)
 {
-    const int slices = (H + 127) / 128, tiles = (T + ROWS - 1) / ROWS;
-    const int d = blockIdx.x % slices * 128 + threadIdx.x, u0 = blockIdx.x / slices % tiles * ROWS;
+    const int slices = (H + 127) / 128, tiles = (T + ROWS_G - 1) / ROWS_G;
+    const int d = blockIdx.x % slices * 128 + threadIdx.x, u0 = blockIdx.x / slices % tiles * ROWS_G;
     const size_t row0 = (size_t)(blockIdx.x / slices / tiles) * T;
-    float a[ROWS], acc[ROWS] = {};
+    float a[ROWS_G], acc[ROWS_G] = {};
     if (d >= H)
         return;
 #pragma unroll
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < ROWS_G; i++)
         a[i] = to_float(ac[(row0 + min(u0 + i, T - 1)) * H + d]);
-    const int v_end = opt.norm != NORM_EXACT ? 0 : opt.causal ? min(u0 + ROWS, T) : T;
+    const int v_end = opt.norm != NORM_EXACT ? 0 : opt.causal ? min(u0 + ROWS_G, T) : T;
     for (int v = 0; v < v_end; v++) {
         const float b = to_float(bc[(row0 + v) * H + d]);
 #pragma unroll
-        for (int i = 0; i < ROWS; i++)
+        for (int i = 0; i < ROWS_G; i++)
             if (u0 + i < T && (!opt.causal || v <= u0 + i)) {
                 const size_t at = (row0 + u0 + i) * T + v;
                 acc[i] += fmaf(M[at], a[i] + b, N[at]);
             }
     }
 #pragma unroll
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < ROWS_G; i++)
         if (u0 + i < T) {
             const size_t at = (row0 + u0 + i) * H + d;
             from_float(&da[at], to_float(ds[at]) * to_float(p[at]) - acc[i]);
@@ -669,352 +705,378 @@ pair_general_da_kernel(floatX *da, const floatX *__restrict__ ds, const floatX *
 
 enum { TILE_V = 32, CHUNK_U = 16, MT_STRIDE = CHUNK_U + 8 };
 
-// The block's shared memory, laid out so that the pair loop needs one pointer an array. Pairs of a
-// tile are stored at 4g + q for row v = 8q + g: the four rows of a lane side by side. g2 is the mma's
-// B operands of e' and e' b: even columns (g, 0) give s1, odd ones (g a, g) give s2.
+// The block's shared memory. A tile's 32 x 16 pairs: row v = 16m + 8 half + g of a u stands at 16m + 2g
+// + half, so that a lane's two rows are neighbours.
 typedef struct {
-    float *ag;                 // [CHUNK_U][H/4][a: 4, g: 4]
-    float *rl;                 // [CHUNK_U][log2(e) r: TILE_V, log2(r): TILE_V]
-    float *s;                  // [H/32][CHUNK_U][2][TILE_V]  each warp's share of r s1 and of s2
-    __nv_bfloat16 *g2;         // [CHUNK_U][H/4][g: 4, g a: 4, 0: 4, g: 4]
-    __nv_bfloat16 *ab;         // [CHUNK_U][H+8]
-    __nv_bfloat16 *mt;         // [TILE_V][MT_STRIDE]  -M, transposed
+    float *ag;         // [CHUNK_U][H/4][a: 4, g: 4]
+    float *rl;         // [CHUNK_U][2][8][log2(e) r: 2, log2(r): 2]
+    float *s2;         // [H/32][CHUNK_U][TILE_V]  each slice's share of s2
+    __nv_bfloat16 *g2; // [CHUNK_U][H/4][g a: 4, g: 4]  the mma's B operands of e' and e' b
+    __nv_bfloat16 *ab; // [CHUNK_U][H+8]
+    __nv_bfloat16 *bb; // [TILE_V][H+8]
+    __nv_bfloat16 *mt; // [TILE_V][MT_STRIDE]  -M, transposed
 } PairShared;
 
 // pair_shared: cut the block's dynamic memory; returns its size in bytes (x NULL: only that).
 __host__ __device__ inline size_t pair_shared(PairShared *x, char *base, int H)
 {
-    size_t f = CHUNK_U * H, pairs = 2 * CHUNK_U * TILE_V, share = (size_t)H / 32 * pairs;
+    const size_t f = CHUNK_U * H, pairs = CHUNK_U * TILE_V, share = (size_t)H / 32 * pairs;
     if (x) {
         x->ag = (float *)base;
         x->rl = x->ag + 2 * f;
-        x->s = x->rl + pairs;
-        x->g2 = (__nv_bfloat16 *)(x->s + share);
-        x->ab = x->g2 + 4 * f;
-        x->mt = x->ab + CHUNK_U * (H + 8);
+        x->s2 = x->rl + 2 * pairs;
+        x->g2 = (__nv_bfloat16 *)(x->s2 + share);
+        x->ab = x->g2 + 2 * f;
+        x->bb = x->ab + CHUNK_U * (H + 8);
+        x->mt = x->bb + TILE_V * (H + 8);
     }
-    return 4 * (2 * f + pairs + share) + 2 * (4 * f + CHUNK_U * (H + 8) + TILE_V * MT_STRIDE);
+    return 4 * (2 * f + 2 * pairs + share)
+           + 2 * (2 * f + (CHUNK_U + TILE_V) * (H + 8) + TILE_V * MT_STRIDE);
 }
 
-// A warp's 32 rows v (8q + g: q = 2m + half) by 32 channels (32 warp + 16c + 4t + j), in the layout
-// of mma's A operand and of its accumulator at once: k = 2t, 2t+1, 2t+8, 2t+9 are channels 4t .. 4t+3.
+// A lane's part of a warp's 16 rows v by 32 channels: rows g and g+8 (half), channels 16c + 4t + j: the
+// layout of mma's A operand and of its accumulator at once, k = 2t, 2t+1, 2t+8, 2t+9 being 4t .. 4t+3.
 typedef struct {
-    float b[2][2][2][4];   // [m][c][half][j]
-    float acc[2][2][2][4]; // db
-    uint32_t bb[2][2][4];  // b in BF16: an A operand
+    float b[2][2][4];   // [c][half][j]
+    float acc[2][2][4]; // db
+    uint32_t bb[2][4];  // b in BF16: an A operand
 } PairTile;
 
-// pair_load_u: rows u0 .. u0+15 of a and g = scale ds into shared memory, 0 beyond T.
-__device__ inline void pair_load_u(PairShared x, const floatX *ac, const floatX *ds, const float *scale,
-                                   int u0, int T, int H)
+// pair_load_u: rows u0 .. u0+15 of a and g = scale ds into shared memory, 0 beyond T; 2H threads.
+__device__ inline void pair_load_u(const PairShared &x, const floatX *ac, const floatX *ds,
+                                   const float *scale, int u0, int T, int H)
 {
-    for (int i = threadIdx.x; i < CHUNK_U * H / 4; i += blockDim.x) {
-        int u = i / (H / 4), d = i % (H / 4) * 4;
+    const int d = threadIdx.x % (H / 4) * 4;
+    for (int u = threadIdx.x / (H / 4); u < CHUNK_U; u += 8) {
         float4 a = {0, 0, 0, 0}, g = {0, 0, 0, 0};
         uint2 raw = {0, 0};
         if (u0 + u < T) {
             const size_t at = (size_t)(u0 + u) * H + d;
             const float f = scale[u0 + u];
+            const uint2 ds_raw = *(const uint2 *)(ds + at);
             raw = *(const uint2 *)(ac + at);
-            float2 lo = load2(ac + at), hi = load2(ac + at + 2);
+            float2 lo = load2((const floatX *)&raw.x), hi = load2((const floatX *)&raw.y);
             a = make_float4(lo.x, lo.y, hi.x, hi.y);
-            lo = load2(ds + at), hi = load2(ds + at + 2);
+            lo = load2((const floatX *)&ds_raw.x), hi = load2((const floatX *)&ds_raw.y);
             g = make_float4(f * lo.x, f * lo.y, f * hi.x, f * hi.y);
         }
         float4 *ag = (float4 *)&x.ag[2 * (u * H + d)];
         ag[0] = a;
         ag[1] = g;
         *(uint2 *)&x.ab[u * (H + 8) + d] = raw;
-        uint4 *g2 = (uint4 *)&x.g2[4 * (u * H + d)];
-        const uint32_t lo = pack2(g.x, g.y), hi = pack2(g.z, g.w);
-        g2[0] = make_uint4(lo, hi, pack2(g.x * a.x, g.y * a.y), pack2(g.z * a.z, g.w * a.w));
-        g2[1] = make_uint4(0, 0, lo, hi);
+        *(uint4 *)&x.g2[2 * (u * H + d)] =
+            make_uint4(pack2(g.x * a.x, g.y * a.y), pack2(g.z * a.z, g.w * a.w), pack2(g.x, g.y),
+                       pack2(g.z, g.w));
     }
 }
 
-// pair_dots_share: s (in the place of s1) = this warp's 32 channels of b_v . a_u for the tile's pairs.
-__device__ inline void pair_dots_share(const PairShared &x, const PairTile &tile, int H, int warp,
-                                       int g, int t)
+// pair_backward_r: one warp (of the first four): r and log2(r) of 16 v by 8 u of the chunk from the
+// tensor cores; masked pairs get an exponent of MASKED.
+template <int STATS, int CAUSAL>
+__device__ inline void pair_backward_r(const PairShared &x, const float *astat, const float *bstat,
+                                       int v0, int u0, int T, int H, int warp, int g, int t)
 {
-    float *out = x.s + 2 * warp * CHUNK_U * TILE_V;
-    for (int n = 0; n < 2; n++) {
-        float c[2][4] = {};
-        for (int k = 0; k < 2; k++) {
-            uint2 a = *(const uint2 *)&x.ab[(8 * n + g) * (H + 8) + 32 * warp + 16 * k + 4 * t];
-            for (int m = 0; m < 2; m++)
-                mma_bf16(c[m], tile.bb[m][k][0], tile.bb[m][k][1], tile.bb[m][k][2],
-                         tile.bb[m][k][3], a.x, a.y);
-        }
-        for (int m = 0; m < 2; m++)
-            for (int j = 0; j < 2; j++)
-                store2(&out[2 * (8 * n + 2 * t + j) * TILE_V + 4 * g + 2 * m], c[m][j], c[m][j + 2]);
+    const int m = warp % 2, n = warp / 2;
+    const __nv_bfloat16 *b0 = x.bb + (16 * m + g) * (H + 8) + 8 * t, *b1 = b0 + 8 * (H + 8);
+    const __nv_bfloat16 *a = x.ab + (8 * n + g) * (H + 8) + 8 * t;
+    float c[4] = {0, 0, 0, 0};
+    for (int d = 0; STATS && d < H; d += 32) {
+        const uint4 p = *(const uint4 *)(b0 + d), q = *(const uint4 *)(b1 + d);
+        const uint4 s = *(const uint4 *)(a + d);
+        mma_bf16(c, p.x, q.x, p.y, q.y, s.x, s.y);
+        mma_bf16(c, p.z, q.z, p.w, q.w, s.z, s.w);
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int u = u0 + 8 * n + 2 * t + i % 2, v = v0 + 16 * m + g + i / 2 * 8;
+        const int in = u < T && v < T && (!CAUSAL || v <= u);
+        float r = 1;
+        if (STATS && in)
+            r = pair_r(astat[u], bstat[v], c[i], 1.0f / (float)H);
+        float *rl = x.rl + 2 * (u - u0) * TILE_V + 32 * m + 4 * g + i / 2;
+        rl[0] = in ? LOG2E * r : 0.0f;
+        rl[2] = in ? __log2f(r) : MASKED;
     }
 }
 
-// pair_backward_rows: rows u .. u_end-1 of the chunk against NQ of the tile's four groups of eight v:
-// e' = r e straight from the exponent, acc += g e', and with STATS the warp's share of the sums over
-// channels of g e' and g e' (a + b) from the tensor cores. NPOLY of 8 exponentials on the FMA pipe.
-template <int NQ, int STATS, int NPOLY>
+// pair_backward_rows: rows u .. u_end-1 of the chunk against the warp's first NH halves (of 8 rows v):
+// e' = r e straight from the exponent, acc += g e', and with STATS the slice's share of the sum over
+// channels of g e' (a + b) from the tensor cores, the same in all eight columns of an mma. NPOLY of 8
+// exponentials go to the FMA pipe.
+template <int NH, int STATS, int NPOLY>
 __device__ __forceinline__ void pair_backward_rows(PairTile &tile, const PairShared &x, int u, int u_end,
                                                    int H, int warp, int g, int t)
 {
-    const float *ag = x.ag + 2 * (u * H + 32 * warp + 4 * t), *rl = x.rl + 2 * u * TILE_V + 4 * g;
-    const __nv_bfloat16 *g2 = x.g2 + 4 * (u * H + 32 * warp + 4 * t) + g % 2 * 4;
-    float *s = x.s + 2 * (warp * CHUNK_U + u) * TILE_V + 4 * g;
+    const int m = warp % 2, slice = warp / 2;
+    const float *ag = x.ag + 2 * (u * H + 32 * slice + 4 * t);
+    const float *rl = x.rl + 2 * u * TILE_V + 32 * m + 4 * g;
+    const __nv_bfloat16 *g2 = x.g2 + 2 * (u * H + 32 * slice + 4 * t);
+    float *s2 = x.s2 + (slice * CHUNK_U + u) * TILE_V + 16 * m + 2 * g;
 #pragma unroll 1
-    for (; u < u_end; u++) {
-        float r[4], lr[4], sum[2][4] = {};
+    for (; u < u_end; u++, ag += 2 * H, g2 += 2 * H, rl += 2 * TILE_V, s2 += TILE_V) {
+        float r[4], sum[4]; // r: r of both rows, log2(r) of both rows
         load4(r, rl);
-        load4(lr, rl + TILE_V);
 #pragma unroll
         for (int c = 0; c < 2; c++) {
+            uint32_t e[4] = {0, 0, 0, 0};
             float a[4], gu[4];
             load4(a, ag + 32 * c);
             load4(gu, ag + 32 * c + 4);
-            const uint2 b1 = *(const uint2 *)(g2 + 64 * c), b2 = *(const uint2 *)(g2 + 64 * c + 8);
 #pragma unroll
-            for (int m = 0; m < (NQ + 1) / 2; m++) {
-                uint32_t e[4] = {0, 0, 0, 0};
+            for (int half = 0; half < NH; half++) {
+                float y[4];
 #pragma unroll
-                for (int half = 0; half < 2 && 2 * m + half < NQ; half++) {
-                    float y[4];
-#pragma unroll
-                    for (int j = 0; j < 4; j++) {
-                        const int q = 2 * m + half, i = 4 * half + j;
-                        y[j] = fmaf(a[j] + tile.b[m][c][half][j], r[q], lr[q]);
-                        y[j] = i * NPOLY % 8 < NPOLY ? exp2_poly(y[j]) : exp2_mufu(y[j]);
-                        tile.acc[m][c][half][j] = fmaf(gu[j], y[j], tile.acc[m][c][half][j]);
-                    }
-                    e[half] = pack2(y[0], y[1]);
-                    e[half + 2] = pack2(y[2], y[3]);
+                for (int j = 0; j < 4; j++) {
+                    const int i = 4 * half + j;
+                    y[j] = fmaf(a[j] + tile.b[c][half][j], r[half], r[2 + half]);
+                    y[j] = i * NPOLY % 8 < NPOLY ? exp2_poly(y[j]) : exp2_mufu(y[j]);
+                    tile.acc[c][half][j] = fmaf(gu[j], y[j], tile.acc[c][half][j]);
                 }
-                if (STATS) {
-                    const uint32_t *b = tile.bb[m][c];
-                    if (c == 0)
-                        mma_bf16_first(sum[m], e[0], e[1], e[2], e[3], b1.x, b1.y);
-                    else
-                        mma_bf16(sum[m], e[0], e[1], e[2], e[3], b1.x, b1.y);
-                    mma_bf16(sum[m], mul2(e[0], b[0]), mul2(e[1], b[1]), mul2(e[2], b[2]),
-                             mul2(e[3], b[3]), b2.x, b2.y);
-                }
+                e[half] = pack2(y[0], y[1]);
+                e[half + 2] = pack2(y[2], y[3]);
+            }
+            if (STATS) {
+                const uint4 k = *(const uint4 *)(g2 + 32 * c);
+                const uint32_t *b = tile.bb[c];
+                if (c == 0)
+                    mma_bf16_first(sum, e[0], e[1], e[2], e[3], k.x, k.y);
+                else
+                    mma_bf16(sum, e[0], e[1], e[2], e[3], k.x, k.y);
+                mma_bf16(sum, mul2(e[0], b[0]), mul2(e[1], b[1]), mul2(e[2], b[2]), mul2(e[3], b[3]),
+                         k.z, k.w);
             }
         }
-        if (STATS && t == 0) { // s1 in the even columns, s2 in the odd ones, of rows g and g+8
-            *(float4 *)s = make_float4(sum[0][0], sum[0][2], sum[1][0], sum[1][2]);
-            *(float4 *)(s + TILE_V) = make_float4(sum[0][1], sum[0][3], sum[1][1], sum[1][3]);
-        }
-        ag += 2 * H;
-        g2 += 4 * H;
-        rl += 2 * TILE_V;
-        s += 2 * TILE_V;
+        if (STATS && t == 0)
+            store2(s2, sum[0], sum[2]);
     }
 }
 
 // pair_m_product: acc -= M^T a over the chunk's 16 u, -M taken from x.mt.
 __device__ inline void pair_m_product(PairTile &tile, const PairShared &x, int H, int warp, int g, int t)
 {
-    const uint16_t *ab = (const uint16_t *)x.ab;
+    const __nv_bfloat16 *mt = x.mt + (warp % 2 * 16 + g) * MT_STRIDE + 2 * t;
+    const uint32_t m0 = *(const uint32_t *)mt, m1 = *(const uint32_t *)(mt + 8 * MT_STRIDE);
+    const uint32_t m2 = *(const uint32_t *)(mt + 8), m3 = *(const uint32_t *)(mt + 8 * MT_STRIDE + 8);
+    const uint16_t *ab = (const uint16_t *)x.ab + 2 * t * (H + 8) + warp / 2 * 32 + g / 2 * 4 + g % 2;
 #pragma unroll
-    for (int c = 0; c < 2; c++)
-#pragma unroll
-        for (int n = 0; n < 2; n++) { // accumulator columns 2t, 2t+1 are channels 4t+2n, 4t+2n+1
-            const int d = 32 * warp + 16 * c + g / 2 * 4 + g % 2 + 2 * n, k = 2 * t * (H + 8) + d;
-            const uint32_t b0 = ab[k] | (uint32_t)ab[k + H + 8] << 16;
-            const uint32_t b1 = ab[k + 8 * (H + 8)] | (uint32_t)ab[k + 9 * (H + 8)] << 16;
-#pragma unroll
-            for (int m = 0; m < 2; m++) {
-                const __nv_bfloat16 *mt = x.mt + (16 * m + g) * MT_STRIDE + 2 * t;
-                float(*acc)[4] = tile.acc[m][c];
-                float f[4] = {acc[0][2 * n], acc[0][2 * n + 1], acc[1][2 * n], acc[1][2 * n + 1]};
-                mma_bf16(f, *(const uint32_t *)mt, *(const uint32_t *)(mt + 8 * MT_STRIDE),
-                         *(const uint32_t *)(mt + 8), *(const uint32_t *)(mt + 8 * MT_STRIDE + 8),
-                         b0, b1);
-                acc[0][2 * n] = f[0], acc[0][2 * n + 1] = f[1];
-                acc[1][2 * n] = f[2], acc[1][2 * n + 1] = f[3];
-            }
-        }
+    for (int i = 0; i < 4; i++) { // c, n: accumulator columns 2t, 2t+1 are channels 4t+2n, 4t+2n+1
+        const int c = i / 2, n = i % 2;
+        const uint16_t *p = ab + 16 * c + 2 * n, *q = p + 8 * (H + 8);
+        float f[4] = {tile.acc[c][0][2 * n], tile.acc[c][0][2 * n + 1], tile.acc[c][1][2 * n],
+                      tile.acc[c][1][2 * n + 1]};
+        mma_bf16(f, m0, m1, m2, m3, p[0] | (uint32_t)p[H + 8] << 16, q[0] | (uint32_t)q[H + 8] << 16);
+        tile.acc[c][0][2 * n] = f[0], tile.acc[c][0][2 * n + 1] = f[1];
+        tile.acc[c][1][2 * n] = f[2], tile.acc[c][1][2 * n + 1] = f[3];
+    }
 }
 
-// pair_backward_kernel: a group owns 32 rows v of one sequence (db), a warp 32 of their channels, and
-// walks over u in chunks of 16. Also M (B,T,Tp) in BF16, Tp = T rounded up to 32 (0 where masked), and
-// row_sums (B,Tp/32,T) = (sum of M, sum of N) over the block's v. Written only with STATS (exact).
-template <int STATS, int CAUSAL, int NPOLY, int THREADS, int BLOCKS>
-__global__ void __launch_bounds__(THREADS, BLOCKS)
-pair_backward_kernel(floatX *db, __nv_bfloat16 *M, float2 *row_sums, const floatX *__restrict__ ds,
+// pair_store_db: db = acc - mean over channels of sum_u r g e - b sum_u M. What acc holds is already
+// short of M^T a, whose mean over channels is 0 with a's. sum_m: this thread's part of its lane's row.
+template <int STATS>
+__device__ inline void pair_store_db(floatX *db, const PairTile &tile, const PairShared &x, float sum_m,
+                                     int v0, int T, int H)
+{
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int warps = H / 16, m = warp % 2, slice = warp / 2;
+    float *all_m = x.ag, *all_n = x.ag + warps * TILE_V; // [warp][TILE_V], [slice][TILE_V]
+    all_m[warp * TILE_V + lane] = sum_m;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = 0;
+        for (int i = 0; i < 8; i++)
+            sum += tile.acc[i / 4][half][i % 4];
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (t == 0)
+            all_n[slice * TILE_V + 16 * m + 2 * g + half] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int at = 16 * m + 2 * g + half, v = v0 + 16 * m + 8 * half + g;
+        float sum = 0, mean = 0;
+        for (int w = 0; STATS && w < warps; w++)
+            sum += all_m[w * TILE_V + at];
+        for (int w = 0; STATS && w < H / 32; w++)
+            mean += all_n[w * TILE_V + at] / (float)H;
+#pragma unroll
+        for (int c = 0; c < 2 && v < T; c++) {
+            const float *f = tile.acc[c][half], *b = tile.b[c][half];
+            floatX *out = db + (size_t)v * H + 32 * slice + 16 * c + 4 * t;
+            store2(out, f[0] - mean - b[0] * sum, f[1] - mean - b[1] * sum);
+            store2(out + 2, f[2] - mean - b[2] * sum, f[3] - mean - b[3] * sum);
+        }
+    }
+}
+
+// pair_backward_kernel: a block owns 32 rows v of one sequence (db), a warp 16 of them by 32 channels,
+// and walks over u in chunks of 16. With STATS (exact) also M (B,T,Tp) in BF16, Tp = T rounded up to 32,
+// 0 where masked. N is not needed: sum_u N_uv is the mean over channels of sum_u r g e.
+template <int STATS, int CAUSAL, int NPOLY>
+__global__ void __launch_bounds__(768, 1)
+pair_backward_kernel(floatX *db, __nv_bfloat16 *M, const floatX *__restrict__ ds,
                      const float *__restrict__ scale, const floatX *__restrict__ ac,
                      const floatX *__restrict__ bc, const float *__restrict__ astat,
                      const float *__restrict__ bstat, int B, int T, int H)
 {
     extern __shared__ __align__(16) char shared[];
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, warps = blockDim.x / 32;
-    const int group = threadIdx.y, blocks = (B + blockDim.y - 1) / blockDim.y;
-    const int g = lane / 4, t = lane % 4, v0 = (int)(blockIdx.x / blocks) * TILE_V;
-    const int tiles = (T + TILE_V - 1) / TILE_V, lane_v = v0 + 8 * t + g; // the pair kept at `lane`
-    const size_t b = blockIdx.x % blocks * blockDim.y + group, row0 = b * T;
-    const float inv_H = 1.0f / (float)H;
-    float sum_m = 0, sum_n = 0;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
+    const int v0 = (int)(blockIdx.x / B) * TILE_V, stride_M = (T + TILE_V - 1) / TILE_V * TILE_V;
+    const int lane_v = lane / 16 * 16 + lane % 2 * 8 + lane / 2 % 8; // the pair kept at `lane`
+    const size_t row0 = (size_t)(blockIdx.x % B) * T;
+    float sum_m = 0;
     PairShared x;
     PairTile tile;
-    if (b >= (size_t)B)
-        return;
-    pair_shared(&x, shared + group * pair_shared(NULL, NULL, H), H);
-#pragma unroll
-    for (int i = 0; i < 8; i++) { // m, c, half
-        const int m = i / 4, c = i / 2 % 2, half = i % 2, v = v0 + 16 * m + 8 * half + g;
-        const int d = 32 * warp + 16 * c + 4 * t;
-        uint2 raw = {0, 0};
-        if (v < T)
-            raw = *(const uint2 *)(bc + (row0 + v) * H + d);
-        tile.bb[m][c][half] = raw.x, tile.bb[m][c][half + 2] = raw.y;
-        float2 lo = load2((const __nv_bfloat16 *)&raw.x), hi = load2((const __nv_bfloat16 *)&raw.y);
-        tile.b[m][c][half][0] = lo.x, tile.b[m][c][half][1] = lo.y;
-        tile.b[m][c][half][2] = hi.x, tile.b[m][c][half][3] = hi.y;
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            tile.acc[m][c][half][j] = 0;
+    pair_shared(&x, shared, H);
+    for (int i = threadIdx.x; i < TILE_V * H / 8; i += blockDim.x) {
+        const int v = i / (H / 8), d = i % (H / 8) * 8;
+        uint4 raw = {0, 0, 0, 0};
+        if (v0 + v < T)
+            raw = *(const uint4 *)(bc + (row0 + v0 + v) * H + d);
+        *(uint4 *)&x.bb[v * (H + 8) + d] = raw;
     }
-    const float b_var = STATS && lane_v < T ? bstat[row0 + lane_v] : 0.0f;
-    for (int u0 = CAUSAL ? v0 : 0; u0 < T; u0 += CHUNK_U) {
-        pair_load_u(x, ac + row0 * H, ds + row0 * H, scale + row0, u0, T, H);
-        group_sync(group, blockDim.x);
-        if (STATS) {
-            pair_dots_share(x, tile, H, warp, g, t);
-            group_sync(group, blockDim.x);
-        }
-        for (int i = warp; i < CHUNK_U; i += warps) {
-            const int u = u0 + i, in = u < T && lane_v < T && (!CAUSAL || lane_v <= u);
-            float r = 1, dot = 0;
-            for (int w = 0; STATS && w < warps; w++)
-                dot += x.s[2 * (w * CHUNK_U + i) * TILE_V + lane];
-            if (STATS && in)
-                r = pair_r(astat[row0 + u], b_var, dot, inv_H);
-            x.rl[2 * i * TILE_V + lane] = in ? LOG2E * r : 0.0f;
-            x.rl[(2 * i + 1) * TILE_V + lane] = in ? __log2f(r) : MASKED;
-        }
-        group_sync(group, blockDim.x);
-        for (int i = 0; i < CHUNK_U; i += 8) {
-            const int end = min(i + 8, T - u0), nq = CAUSAL ? (u0 + i - v0) / 8 + 1 : 4;
-            if (nq >= 4)
-                pair_backward_rows<4, STATS, NPOLY>(tile, x, i, end, H, warp, g, t);
-            else if (nq == 3)
-                pair_backward_rows<3, STATS, NPOLY>(tile, x, i, end, H, warp, g, t);
-            else if (nq == 2)
-                pair_backward_rows<2, STATS, NPOLY>(tile, x, i, end, H, warp, g, t);
-            else
-                pair_backward_rows<1, STATS, NPOLY>(tile, x, i, end, H, warp, g, t);
-        }
-        group_sync(group, blockDim.x);
-        for (int i = warp; STATS && i < CHUNK_U; i += warps) {
-            const int u = u0 + i, in = u < T && lane_v < T && (!CAUSAL || lane_v <= u);
-            float s1 = 0, s2 = 0, r = LN2 * x.rl[2 * i * TILE_V + lane];
-            for (int w = 0; w < warps; w++) {
-                s1 += x.s[2 * (w * CHUNK_U + i) * TILE_V + lane];
-                s2 += x.s[(2 * (w * CHUNK_U + i) + 1) * TILE_V + lane];
-            }
-            const __nv_bfloat16 mb = __float2bfloat16(in ? r * r * inv_H * s2 : 0.0f);
-            const float m = __bfloat162float(mb), n = in ? inv_H * s1 : 0.0f;
-            x.mt[(lane_v - v0) * MT_STRIDE + i] = __hneg(mb);
-            sum_m += m;
-            sum_n += n;
-            const float row_m = warp_sum(m), row_n = warp_sum(n);
-            if (u < T) {
-                M[(row0 + u) * tiles * TILE_V + lane_v] = mb;
-                if (lane == 0)
-                    row_sums[(b * tiles + v0 / TILE_V) * T + u] = make_float2(row_m, row_n);
-            }
-        }
-        group_sync(group, blockDim.x);
-        if (STATS) {
-            pair_m_product(tile, x, H, warp, g, t);
-            group_sync(group, blockDim.x);
-        }
-    }
-    x.s[2 * warp * TILE_V + lane] = sum_m; // nobody reads s after the loop's last barrier
-    x.s[(2 * warp + 1) * TILE_V + lane] = sum_n;
-    group_sync(group, blockDim.x);
+    __syncthreads();
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const int v = v0 + 8 * i + g;
-        float m = 0, n = 0;
-        for (int w = 0; STATS && w < warps; w++) {
-            m += x.s[2 * w * TILE_V + 4 * g + i];
-            n += x.s[(2 * w + 1) * TILE_V + 4 * g + i];
+        const int c = i / 2, half = i % 2, v = warp % 2 * 16 + 8 * half + g;
+        const uint2 raw = *(const uint2 *)&x.bb[v * (H + 8) + warp / 2 * 32 + 16 * c + 4 * t];
+        tile.bb[c][half] = raw.x, tile.bb[c][half + 2] = raw.y;
+        float2 lo = load2((const floatX *)&raw.x), hi = load2((const floatX *)&raw.y);
+        tile.b[c][half][0] = lo.x, tile.b[c][half][1] = lo.y;
+        tile.b[c][half][2] = hi.x, tile.b[c][half][3] = hi.y;
+        for (int j = 0; j < 4; j++)
+            tile.acc[c][half][j] = 0;
+    }
+    for (int u0 = CAUSAL ? v0 : 0; u0 < T; u0 += CHUNK_U) {
+        pair_load_u(x, ac + row0 * H, ds + row0 * H, scale + row0, u0, T, H);
+        __syncthreads();
+        if (warp < 4)
+            pair_backward_r<STATS, CAUSAL>(x, astat + row0, bstat + row0, v0, u0, T, H, warp, g, t);
+        __syncthreads();
+        for (int i = 0; i < CHUNK_U; i += 8) {
+            const int end = min(i + 8, T - u0), halves = (u0 + i - v0) / 8 + 1 - warp % 2 * 2;
+            if (!CAUSAL || halves >= 2)
+                pair_backward_rows<2, STATS, NPOLY>(tile, x, i, end, H, warp, g, t);
+            else if (halves == 1)
+                pair_backward_rows<1, STATS, NPOLY>(tile, x, i, end, H, warp, g, t);
         }
-#pragma unroll
-        for (int c = 0; c < 2 && v < T; c++) {
-            const float *f = tile.acc[i / 2][c][i % 2], *bv = tile.b[i / 2][c][i % 2];
-            floatX *out = db + (row0 + v) * H + 32 * warp + 16 * c + 4 * t;
-            store2(out, f[0] - n - bv[0] * m, f[1] - n - bv[1] * m);
-            store2(out + 2, f[2] - n - bv[2] * m, f[3] - n - bv[3] * m);
+        __syncthreads();
+        for (int i = warp; STATS && i < CHUNK_U; i += blockDim.x / 32) {
+            const int u = u0 + i, v = v0 + lane_v, in = u < T && v < T && (!CAUSAL || v <= u);
+            const float r = LN2 * x.rl[2 * i * TILE_V + lane / 2 * 4 + lane % 2];
+            float s2 = 0;
+            for (int w = 0; w < H / 32; w++)
+                s2 += x.s2[(w * CHUNK_U + i) * TILE_V + lane];
+            const __nv_bfloat16 m = __float2bfloat16(in ? r * r / (float)H * s2 : 0.0f);
+            x.mt[lane_v * MT_STRIDE + i] = __hneg(m);
+            sum_m += __bfloat162float(m);
+            if (u < T)
+                M[(row0 + u) * stride_M + v] = m;
+        }
+        __syncthreads();
+        if (STATS) {
+            pair_m_product(tile, x, H, warp, g, t);
+            __syncthreads();
         }
     }
+    pair_store_db<STATS>(db + row0 * H, tile, x, sum_m, v0, T, H);
 }
 
-// pair_da_kernel: da = ds p - sum_v N - a sum_v M - M b for 32 rows u of one sequence; a warp takes 32
-// channels. Lane 4g+t reads eight v of M at once, so b's rows stand in shared memory in that order.
+// pair_load_b: start copying rows v .. v+31 of b into bs [TILE_V][H+8], in pair_da_kernel's order; rows
+// from T on are copies of the last (M is 0 there). Ends the thread's cp.async group.
+__device__ inline void pair_load_b(__nv_bfloat16 *bs, const floatX *bc, int v, int T, int H)
+{
+    for (int k = threadIdx.x; k < TILE_V * H / 8; k += blockDim.x) {
+        const int i = k / (H / 8), d = k % (H / 8) * 8, at = i / 2 % 4 * 8 + i / 8 * 2 + i % 2;
+        const uint32_t to = (uint32_t)__cvta_generic_to_shared(&bs[at * (H + 8) + d]);
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                     : : "r"(to), "l"(bc + (size_t)min(v + i, T - 1) * H + d) : "memory");
+    }
+    asm volatile("cp.async.commit_group;" : : : "memory");
+}
+
+// pair_da_kernel: da = ds p - sum_v N - a sum_v M - M b for 32 rows u of one sequence, a warp 32 channels,
+// sum_v N being the mean over channels of ds p. Lane 4g+t reads eight v of M at once, so b's rows stand
+// in shared memory in that order; sum_v M is M times a column of ones.
 template <int CAUSAL>
-__global__ void __launch_bounds__(512)
+__global__ void __launch_bounds__(384, 2)
 pair_da_kernel(floatX *da, const floatX *__restrict__ ds, const floatX *__restrict__ p,
                const floatX *__restrict__ ac, const floatX *__restrict__ bc,
-               const __nv_bfloat16 *__restrict__ M, const float2 *__restrict__ row_sums, int B, int T,
-               int H)
+               const __nv_bfloat16 *__restrict__ M, int B, int T, int H)
 {
     extern __shared__ __align__(16) char shared[];
-    __nv_bfloat16 *bs = (__nv_bfloat16 *)shared; // [TILE_V][H+8]
-    __shared__ float2 sums[TILE_V];
+    __shared__ float means[12][TILE_V];
+    __nv_bfloat16 *bs = (__nv_bfloat16 *)shared; // [2][TILE_V][H+8]
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int tiles = (T + TILE_V - 1) / TILE_V, tile_u = tiles - 1 - (int)(blockIdx.x / B);
     const int u0 = tile_u * TILE_V, last = CAUSAL ? tile_u : tiles - 1;
-    const size_t b = blockIdx.x % B, row0 = b * T;
-    float acc[2][4][4] = {}; // [m][n] over rows 16m, channels 8n
-    if (threadIdx.x < TILE_V) {
-        float2 s = {0, 0};
-        for (int i = 0; i <= last && u0 + (int)threadIdx.x < T; i++) {
-            float2 f = row_sums[(b * tiles + i) * T + u0 + threadIdx.x];
-            s.x += f.x, s.y += f.y;
-        }
-        sums[threadIdx.x] = s;
-    }
+    const size_t row0 = (size_t)(blockIdx.x % B) * T;
+    const uint32_t ones = 0x3f803f80;
+    float acc[2][4][4] = {}, sum_m[2][4] = {}; // [m][n] over rows 16m, channels 8n
+    pair_load_b(bs, bc + row0 * H, 0, T, H);
     for (int i = 0; i <= last; i++) {
-        __syncthreads();
-        for (int k = threadIdx.x; k < TILE_V * H / 8; k += blockDim.x) {
-            const int v = k / (H / 8), d = k % (H / 8) * 8, at = v / 2 % 4 * 8 + v / 8 * 2 + v % 2;
-            uint4 raw = {0, 0, 0, 0};
-            if (i * TILE_V + v < T)
-                raw = *(const uint4 *)(bc + (row0 + i * TILE_V + v) * H + d);
-            *(uint4 *)&bs[at * (H + 8) + d] = raw;
-        }
-        __syncthreads();
+        if (i < last)
+            pair_load_b(bs + (i + 1) % 2 * TILE_V * (H + 8), bc + row0 * H, (i + 1) * TILE_V, T, H);
         uint4 m[2][2]; // [m][half]: row 16m + 8 half + g, v = 8t .. 8t+7
+#pragma unroll
         for (int j = 0; j < 4; j++) {
             const int u = min(u0 + 8 * j + g, T - 1);
             m[j / 2][j % 2] =
                 *(const uint4 *)(M + (row0 + u) * tiles * TILE_V + i * TILE_V + 8 * t);
         }
+        if (i < last)
+            asm volatile("cp.async.wait_group 1;" : : : "memory");
+        else
+            asm volatile("cp.async.wait_group 0;" : : : "memory");
+        __syncthreads();
 #pragma unroll
-        for (int n = 0; n < 4; n++) {
-            uint32_t f[4];
+        for (int n = 0; n < 5; n++) {
+            uint32_t f[4] = {ones, ones, ones, ones};
             const uint32_t at = (uint32_t)__cvta_generic_to_shared(
-                &bs[lane * (H + 8) + 32 * warp + 8 * n]);
-            asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                         : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "r"(at) : "memory");
+                &bs[(i % 2 * TILE_V + lane) * (H + 8) + 32 * warp + 8 * n]);
+            if (n < 4)
+                asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                             : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3]) : "r"(at) : "memory");
+#pragma unroll
             for (int k = 0; k < 2; k++) {
                 const uint4 x = m[k][0], y = m[k][1];
-                mma_bf16(acc[k][n], x.x, y.x, x.y, y.y, f[0], f[1]);
-                mma_bf16(acc[k][n], x.z, y.z, x.w, y.w, f[2], f[3]);
+                float *c = n < 4 ? acc[k][n] : sum_m[k];
+                mma_bf16(c, x.x, y.x, x.y, y.y, f[0], f[1]);
+                mma_bf16(c, x.z, y.z, x.w, y.w, f[2], f[3]);
             }
         }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) { // rows 8i + g: acc = ds p - M b, and the sum of ds p over channels
+        const size_t at = (row0 + min(u0 + 8 * i + g, T - 1)) * H + 32 * warp + 2 * t;
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const float2 x = load2(ds + at + 8 * n), y = load2(p + at + 8 * n);
+            float *f = &acc[i / 2][n][i % 2 * 2];
+            sum += x.x * y.x + x.y * y.y;
+            f[0] = x.x * y.x - f[0], f[1] = x.y * y.y - f[1];
+        }
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (t == 0)
+            means[warp][8 * i + g] = sum;
     }
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < 16; i++) { // m, n, half
-        const int u = i / 8 * 16 + i % 2 * 8 + g, d = 32 * warp + i / 2 % 4 * 8 + 2 * t;
-        const float *f = &acc[i / 8][i / 2 % 4][i % 2 * 2];
-        const size_t at = (row0 + u0 + u) * H + d;
-        if (u0 + u < T) {
-            float2 g2 = load2(ds + at), p2 = load2(p + at), a2 = load2(ac + at), s = sums[u];
-            store2(da + at, g2.x * p2.x - s.y - a2.x * s.x - f[0],
-                   g2.y * p2.y - s.y - a2.y * s.x - f[1]);
+    for (int i = 0; i < 4; i++) {
+        const int u = u0 + 8 * i + g;
+        const size_t at = (row0 + u) * H + 32 * warp + 2 * t;
+        float mean = 0;
+        for (int w = 0; w < H / 32; w++)
+            mean += means[w][8 * i + g];
+        mean /= (float)H;
+#pragma unroll
+        for (int n = 0; n < 4 && u < T; n++) {
+            const float2 x = load2(ac + at + 8 * n);
+            const float *f = &acc[i / 2][n][i % 2 * 2], m = sum_m[i / 2][i % 2 * 2];
+            store2(da + at + 8 * n, f[0] - mean - x.x * m, f[1] - mean - x.y * m);
         }
     }
 }
@@ -1034,7 +1096,7 @@ __global__ void pair_product_kernel(floatX *da, const floatX *ds, const floatX *
 // ---- launchers ----
 
 #ifndef PAIR_FORWARD_POLY
-#define PAIR_FORWARD_POLY 2 // of 16 exponentials
+#define PAIR_FORWARD_POLY 1 // of 12 exponentials
 #endif
 #ifndef PAIR_BACKWARD_POLY
 #define PAIR_BACKWARD_POLY 1 // of 8
@@ -1046,16 +1108,8 @@ enum { PAIR_GENERAL, PAIR_FAST };
 // pointers plus whole rows of H are aligned for that.
 static int pair_path(size_t H, PairOptions opt, int backward)
 {
-    int fast = opt.act == ACT_EXP && H % 64 == 0 && H <= 512;
+    int fast = opt.act == ACT_EXP && H % 64 == 0 && H <= (backward ? 384 : 512);
     return fast && (!backward || sizeof(floatX) == 2) ? PAIR_FAST : PAIR_GENERAL;
-}
-
-// pair_grid: blocks as an unsigned, or die: a grid has at most 2^31-1.
-static unsigned pair_grid(size_t blocks)
-{
-    if (blocks > 0x7fffffff)
-        die(EXIT_MEMORY, "pairwise: %zu blocks, expected at most 2^31-1\nhint: a smaller batch", blocks);
-    return (unsigned)blocks;
 }
 
 // pair_group: sequences that the general path handles at once: 256 MiB of r, M and N, at least one.
@@ -1071,7 +1125,7 @@ static size_t pair_scratch_bytes(size_t B, size_t T, PairOptions opt, int path, 
     size_t tiles = (T + 31) / 32;
     if (path == PAIR_GENERAL)
         return (backward ? 12 : 4) * T * T * pair_group(B, T);
-    return backward && opt.norm == NORM_EXACT ? B * T * tiles * (64 + 8) : 0;
+    return backward && opt.norm == NORM_EXACT ? B * T * tiles * 64 : 0;
 }
 
 #define PAIR_ACT(act, CALL) \
@@ -1083,23 +1137,21 @@ static size_t pair_scratch_bytes(size_t B, size_t T, PairOptions opt, int path, 
         CUDA_CHECK(cudaGetLastError()); \
     } while (0)
 
-// pair_forward_fast: NPOLY of 16 exponentials on the FMA pipe, where |exponents| < 126 is certain.
+// pair_forward_fast: NPOLY of 12 exponentials on the FMA pipe, where |exponents| < 126 is certain.
 template <int NPOLY>
 static void pair_forward_fast(floatX *s, floatX *p, float *scale, const floatX *ac, const floatX *bc,
                               const float *astat, const float *bstat, size_t B, size_t T, size_t H,
                               PairOptions opt, cudaStream_t stream)
 {
-    const size_t groups = pair_groups(H / 64);
-    unsigned grid = pair_grid((B + groups - 1) / groups * ((T + ROWS - 1) / ROWS));
+    const unsigned grid = pair_grid(B * ((T + ROWS - 1) / ROWS));
     auto kernel = pair_forward_kernel<1, 0>;
     if (opt.norm == NORM_EXACT)
         kernel = opt.causal ? pair_forward_kernel<1, NPOLY> : pair_forward_kernel<0, NPOLY>;
     else if (!opt.causal)
         kernel = pair_forward_kernel<0, 0>;
-    dim3 block((unsigned)H / 2, (unsigned)groups);
-    bench_fits((const void *)kernel, "pair_forward_kernel", (int)(block.x * block.y), 0);
-    kernel<<<grid, block, groups * ROWS * H * 4, stream>>>(s, p, scale, ac, bc, astat, bstat, (int)B,
-                                                           (int)T, (int)H, opt);
+    bench_fits((const void *)kernel, "pair_forward_kernel", (int)H / 2, 0);
+    kernel<<<grid, (unsigned)H / 2, 3 * ROWS * H * 4, stream>>>(s, p, scale, ac, bc, astat, bstat, (int)B,
+                                                            (int)T, (int)H, opt);
     CUDA_CHECK(cudaGetLastError());
 }
 
@@ -1110,7 +1162,7 @@ static void pair_forward_general(floatX *s, floatX *p, float *scale, const float
                                  cudaStream_t stream)
 {
     const size_t group = pair_group(B, T), tiles = (T + TILE - 1) / TILE;
-    const size_t tasks = (T + ROWS - 1) / ROWS * ((H + 127) / 128);
+    const size_t tasks = (T + ROWS_G - 1) / ROWS_G * ((H + 127) / 128);
     float *R = (float *)scratch;
     for (size_t b = 0; b < B; b += group) {
         const size_t n = b + group < B ? group : B - b, x = b * T * H, y = b * T;
@@ -1158,7 +1210,7 @@ static void pair_backward_general(floatX *da, floatX *db, const floatX *ds, cons
                                   size_t T, size_t H, PairOptions opt, cudaStream_t stream)
 {
     const size_t group = pair_group(B, T), tiles = (T + TILE - 1) / TILE, TT = group * T * T;
-    const size_t tasks = (T + ROWS - 1) / ROWS * ((H + 127) / 128);
+    const size_t tasks = (T + ROWS_G - 1) / ROWS_G * ((H + 127) / 128);
     float *R = (float *)scratch, *M = R + TT, *N = M + TT;
     for (size_t b = 0; b < B; b += group) {
         const size_t n = b + group < B ? group : B - b, x = b * T * H, y = b * T;
@@ -1183,29 +1235,23 @@ static void pair_backward_fast(floatX *da, floatX *db, const floatX *ds, const f
                                const float *astat, const float *bstat, void *scratch, size_t B,
                                size_t T, size_t H, PairOptions opt, cudaStream_t stream)
 {
-    const size_t tiles = (T + TILE_V - 1) / TILE_V, groups = pair_groups(H / 32);
-    const size_t smem = groups * pair_shared(NULL, NULL, (int)H);
-    const unsigned grid = pair_grid((B + groups - 1) / groups * tiles);
-    const dim3 block((unsigned)H, (unsigned)groups);
+    const size_t tiles = (T + TILE_V - 1) / TILE_V, smem = pair_shared(NULL, NULL, (int)H);
+    const size_t da_smem = 2 * TILE_V * (H + 8) * 2;
+    const unsigned grid = pair_grid(B * tiles);
     __nv_bfloat16 *M = (__nv_bfloat16 *)scratch;
-    float2 *row_sums = (float2 *)(M + B * T * tiles * TILE_V);
-    auto kernel = pair_backward_kernel<0, 1, 0, 512, 1>;
-    if (opt.norm != NORM_EXACT)
-        kernel = opt.causal ? kernel : pair_backward_kernel<0, 0, 0, 512, 1>;
-    else if (H <= 192)
-        kernel = opt.causal ? pair_backward_kernel<1, 1, NPOLY, 384, 1>
-                            : pair_backward_kernel<1, 0, NPOLY, 384, 1>;
-    else
-        kernel = opt.causal ? pair_backward_kernel<1, 1, 0, 512, 1>
-                            : pair_backward_kernel<1, 0, 0, 512, 1>;
-    bench_fits((const void *)kernel, "pair_backward_kernel", (int)(block.x * block.y), smem);
-    kernel<<<grid, block, smem, stream>>>(db, M, row_sums, ds, scale, ac, bc, astat, bstat,
-                                                (int)B, (int)T, (int)H);
+    auto kernel = pair_backward_kernel<0, 1, 0>;
+    if (opt.norm == NORM_EXACT)
+        kernel = opt.causal ? pair_backward_kernel<1, 1, NPOLY> : pair_backward_kernel<1, 0, NPOLY>;
+    else if (!opt.causal)
+        kernel = pair_backward_kernel<0, 0, 0>;
+    bench_fits((const void *)kernel, "pair_backward_kernel", 2 * (int)H, smem);
+    kernel<<<grid, 2 * (unsigned)H, smem, stream>>>(db, M, ds, scale, ac, bc, astat, bstat, (int)B,
+                                                    (int)T, (int)H);
     CUDA_CHECK(cudaGetLastError());
     if (opt.norm == NORM_EXACT) {
         auto da_kernel = opt.causal ? pair_da_kernel<1> : pair_da_kernel<0>;
-        da_kernel<<<pair_grid(B * tiles), (unsigned)H, TILE_V * (H + 8) * 2, stream>>>(da, ds, p, ac, bc, M, row_sums,
-                                                                      (int)B, (int)T, (int)H);
+        bench_fits((const void *)da_kernel, "pair_da_kernel", (int)H, da_smem);
+        da_kernel<<<grid, (unsigned)H, da_smem, stream>>>(da, ds, p, ac, bc, M, (int)B, (int)T, (int)H);
     } else
         pair_product_kernel<<<pair_grid((B * T * H / 2 + 255) / 256), 256, 0, stream>>>(da, ds, p,
                                                                                       B * T * H);

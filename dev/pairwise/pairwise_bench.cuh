@@ -29,13 +29,13 @@ static void reference_psi(int act, double z, double *value, double *slope)
     }
 }
 
-// reference_normalize: y = normalize(x) over n; returns 1/deviation.
-static double reference_normalize(double *y, const double *x, size_t n)
+// reference_normalize: y = normalize(x) over n; returns 1/deviation. centred: the mean counts as 0.
+static double reference_normalize(double *y, const double *x, size_t n, int centred)
 {
     double mean = 0, var = 0;
     for (size_t i = 0; i < n; i++)
         mean += (x[i] - x[0]) / (double)n;
-    mean += x[0];
+    mean = centred ? 0 : mean + x[0];
     for (size_t i = 0; i < n; i++)
         var += (x[i] - mean) * (x[i] - mean) / (double)n;
     double r = 1 / sqrt(var + (double)PAIR_EPS);
@@ -57,8 +57,8 @@ static void reference_normalize_backward(double *dx, const double *dy, const dou
 }
 
 // reference_sequence: s, p (T,H) = means over v of psi(z) and of r psi'(z), and, with da not NULL, da,
-// db (T,H) = gradients from ds; sections 1 and 1.1 as they stand. post must be 0. approx: with a_r and
-// b_r (T), a and b are normalized already and these are 1/deviation.
+// db (T,H) = gradients from ds; sections 1 and 1.1 as they stand. post must be 0. With a_r and b_r (T)
+// a and b are what pair_center left: centred (exact) or normalized, of 1/deviation a_r and b_r (approx).
 static void reference_sequence(double *s, double *p, double *da, double *db, const float *a,
                                const float *b, const float *a_r, const float *b_r, const float *ds,
                                size_t T, size_t H, PairOptions opt)
@@ -74,7 +74,7 @@ static void reference_sequence(double *s, double *p, double *da, double *db, con
             if (opt.norm == NORM_APPROX && a_r)
                 (side ? br : ar)[u] = (side ? b_r : a_r)[u];
             else if (opt.norm == NORM_APPROX)
-                (side ? br : ar)[u] = reference_normalize(y, x, H);
+                (side ? br : ar)[u] = reference_normalize(y, x, H, 0);
         }
     for (size_t u = 0; u < T; u++)
         for (size_t v = 0; v < (opt.causal ? u + 1 : T); v++) {
@@ -82,7 +82,7 @@ static void reference_sequence(double *s, double *p, double *da, double *db, con
             for (size_t d = 0; d < H; d++)
                 z[d] = x[d] = an[u * H + d] + bn[v * H + d];
             if (opt.norm == NORM_EXACT)
-                r = reference_normalize(z, x, H);
+                r = reference_normalize(z, x, H, a_r != NULL);
             for (size_t d = 0; d < H; d++) {
                 reference_psi(opt.act, z[d], &value, &slope);
                 s[u * H + d] += value / n;

@@ -1,10 +1,11 @@
-// pairwise_backward.cu: da and db of the quadratic CausalRN layer from ds and what forward left. The
-// equations are on top of pairwise.cuh, which holds every kernel but the naive one.
+// pairwise_backward.cu: da and db of the quadratic CausalRN layer from ds and what forward left.
+// The equations are on top of pairwise.cuh, which holds every kernel but the naive one.
 //
-//   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp [-DPRECISION_BF16]
+//   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp
+//   [-DPRECISION_BF16]
 //        -o pairwise_backward dev/pairwise/pairwise_backward.cu
 //
-//TABLE
+// TABLE
 #include "pairwise_bench.cuh"
 
 // block_sum2: two sums over the block's 128 threads, to all of them; `shared` holds 8 floats.
@@ -22,12 +23,13 @@ __device__ static float2 block_sum2(float x, float y, float *shared)
                        shared[4] + shared[5] + shared[6] + shared[7]);
 }
 
-// backward_naive_kernel: the plain form: a block owns row `own` of a (SIDE 0: da) or of b (SIDE 1: db)
-// and walks over the other index; dpre = r (dz - mean(dz) - z mean(dz z)) for every pair, so twice.
+// backward_naive_kernel: the plain form: a block owns row `own` of a (SIDE 0: da) or of b (SIDE 1:
+// db) and walks over the other index; dpre = r (dz - mean(dz) - z mean(dz z)) for every pair, so
+// twice.
 template <int ACT, int SIDE>
 __global__ void __launch_bounds__(128)
-backward_naive_kernel(floatX *dx, const floatX *ds, const float *scale, const floatX *ac,
-                      const floatX *bc, int T, int H, PairOptions opt)
+    backward_naive_kernel(floatX *dx, const floatX *ds, const float *scale, const floatX *ac,
+                          const floatX *bc, int T, int H, PairOptions opt)
 {
     extern __shared__ float acc[]; // [H]
     __shared__ float shared[8];
@@ -37,7 +39,8 @@ backward_naive_kernel(floatX *dx, const floatX *ds, const float *scale, const fl
     for (int d = threadIdx.x; d < H; d += blockDim.x)
         acc[d] = 0;
     for (int other = first; other < end; other++) {
-        const size_t at_u = (row0 + (SIDE ? other : own)) * H, at_v = (row0 + (SIDE ? own : other)) * H;
+        const size_t at_u = (row0 + (SIDE ? other : own)) * H,
+                     at_v = (row0 + (SIDE ? own : other)) * H;
         const float f = scale[at_u / H];
         float2 sum = {0, 0};
         float r = 1, value, slope;
@@ -85,8 +88,8 @@ static void run_naive(const void *problem, cudaStream_t stream)
 
 #define BACKWARD_ARGS(x) \
     (floatX *)x->da.data, (floatX *)x->db.data, (floatX *)x->ds.data, (floatX *)x->p.data, \
-        (float *)x->scale.data, (floatX *)x->ac.data, (floatX *)x->bc.data, (float *)x->astat.data, \
-        (float *)x->bstat.data, x->scratch, x->B, x->T, x->H, x->opt
+        (float *)x->scale.data, (floatX *)x->ac.data, (floatX *)x->bc.data, \
+        (float *)x->astat.data, (float *)x->bstat.data, x->scratch, x->B, x->T, x->H, x->opt
 
 static void run_general(const void *problem, cudaStream_t stream)
 {
@@ -109,7 +112,8 @@ template <int NPOLY> static void run_fast(const void *problem, cudaStream_t stre
 static const char *refuse_fast(const void *problem)
 {
     const PairProblem *x = (const PairProblem *)problem;
-    return pair_path(x->H, x->opt, 1) == PAIR_FAST ? NULL : "exp and H a multiple of 64 to 512 only";
+    return pair_path(x->H, x->opt, 1) == PAIR_FAST ? NULL
+                                                   : "exp and H a multiple of 64 to 512 only";
 }
 #endif
 
@@ -117,10 +121,10 @@ static const char *refuse_fast(const void *problem)
 static void run_da(const void *problem, cudaStream_t stream) // M as the last run left it
 {
     const PairProblem *x = (const PairProblem *)problem;
-    pair_da_kernel<1><<<pair_grid(x->B * ((x->T + 31) / 32)), (unsigned)x->H, 4 * TILE_V * (x->H + 8),
-                        stream>>>((floatX *)x->da.data, (floatX *)x->ds.data, (floatX *)x->p.data,
-                                  (floatX *)x->ac.data, (floatX *)x->bc.data,
-                                  (__nv_bfloat16 *)x->scratch, (int)x->B, (int)x->T, (int)x->H);
+    pair_da_kernel<1><<<pair_grid(x->B * ((x->T + 31) / 32)), (unsigned)x->H,
+                        4 * TILE_V *(x->H + 8 + MS_STRIDE), stream>>>(
+        (floatX *)x->da.data, (floatX *)x->ds.data, (floatX *)x->p.data, (floatX *)x->ac.data,
+        (floatX *)x->bc.data, (__nv_bfloat16 *)x->scratch, (int)x->B, (int)x->T, (int)x->H);
 }
 #endif
 
@@ -144,7 +148,8 @@ static const BenchKernel kernels[] = {
 enum { NUM_KERNELS = sizeof kernels / sizeof *kernels };
 
 // run_case: every kernel on one shape; returns the number of failures.
-static int run_case(size_t B, size_t T, size_t H, PairOptions opt, int kind, const BenchOptions *bench)
+static int run_case(size_t B, size_t T, size_t H, PairOptions opt, int kind,
+                    const BenchOptions *bench)
 {
     PairProblem x = pair_setup(B, T, H, opt, 1, kind);
     const double bound = sizeof(floatX) == 2 ? BOUND_GRAD_BF16 : BOUND_GRAD_FP32;
@@ -152,8 +157,15 @@ static int run_case(size_t B, size_t T, size_t H, PairOptions opt, int kind, con
                                    {"db", &x.db, PAIR_TYPE, B * T * H, x.ref_db, bound}};
     char name[160];
     snprintf(name, sizeof name, "%s", pair_name(&x, "backward"));
-    BenchCase c = {name, &x, kernels, NUM_KERNELS, outputs, 2,
-                   6.0 * (double)(B * T * H * sizeof(floatX)), pair_exps(&x), "Gexp"};
+    BenchCase c = {name,
+                   &x,
+                   kernels,
+                   NUM_KERNELS,
+                   outputs,
+                   2,
+                   6.0 * (double)(B * T * H * sizeof(floatX)),
+                   pair_exps(&x),
+                   "Gexp"};
     int failed = bench_case(&c, bench);
 #ifdef PRECISION_BF16
     if (!bench->check_only && x.H == 192)
@@ -169,7 +181,7 @@ int main(int argc, char **argv)
     BenchOptions check = bench;
     const PairOptions exact = {ACT_EXP, NORM_EXACT, 1, 0};
     static const size_t shapes[][3] = {
-        {1, 2, 33}, {3, 31, 33}, {2, 33, 192}, {1, 258, 192}, {1, 514, 64}, {1, 1000, 64},
+        {1, 2, 33},  {3, 31, 33},  {2, 33, 192},  {1, 258, 192},  {1, 514, 64},   {1, 1000, 64},
         {2, 7, 512}, {1, 97, 320}, {2, 31, 3072}, {65537, 2, 64}, {32769, 2, 17}, {1, 2, 12289}};
     int failed = 0;
     check.check_only = 1;

@@ -1,5 +1,6 @@
-// pairwise_bench.cuh: what the two ladders share: inputs, the double-precision reference in the plain
-// form (one pair at a time, statistics over the channels of the pair), and the exponential ceiling.
+// pairwise_bench.cuh: what the two ladders share: inputs, the double-precision reference in the
+// plain form (one pair at a time, statistics over the channels of the pair), and the exponential
+// ceiling.
 #ifndef SEQ_DEV_PAIRWISE_BENCH_CUH
 #define SEQ_DEV_PAIRWISE_BENCH_CUH
 
@@ -45,7 +46,8 @@ static double reference_normalize(double *y, const double *x, size_t n, int cent
 }
 
 // reference_normalize_backward: dx += r (dy - mean(dy) - y mean(dy y)).
-static void reference_normalize_backward(double *dx, const double *dy, const double *y, double r, size_t n)
+static void reference_normalize_backward(double *dx, const double *dy, const double *y, double r,
+                                         size_t n)
 {
     double sum = 0, dot = 0;
     for (size_t i = 0; i < n; i++) {
@@ -56,9 +58,10 @@ static void reference_normalize_backward(double *dx, const double *dy, const dou
         dx[i] += r * (dy[i] - sum - y[i] * dot);
 }
 
-// reference_sequence: s, p (T,H) = means over v of psi(z) and of r psi'(z), and, with da not NULL, da,
-// db (T,H) = gradients from ds; sections 1 and 1.1 as they stand. post must be 0. With a_r and b_r (T)
-// a and b are what pair_center left: centred (exact) or normalized, of 1/deviation a_r and b_r (approx).
+// reference_sequence: s, p (T,H) = means over v of psi(z) and of r psi'(z), and, with da not NULL,
+// da, db (T,H) = gradients from ds; sections 1 and 1.1 as they stand. post must be 0. With a_r and
+// b_r (T) a and b are what pair_center left: centred (exact) or normalized, of 1/deviation a_r and
+// b_r (approx).
 static void reference_sequence(double *s, double *p, double *da, double *db, const float *a,
                                const float *b, const float *a_r, const float *b_r, const float *ds,
                                size_t T, size_t H, PairOptions opt)
@@ -114,8 +117,8 @@ static void reference_sequence(double *s, double *p, double *da, double *db, con
     free(an);
 }
 
-// pair_input: x (rows,H): normal-ish with deviation 1 and mean 0.5, every 16th row with one channel of
-// 9 (z near its largest value); kind 1: every 3rd row constant; kind 2: no large channels.
+// pair_input: x (rows,H): normal-ish with deviation 1 and mean 0.5, every 16th row with one channel
+// of 9 (z near its largest value); kind 1: every 3rd row constant; kind 2: no large channels.
 static float *pair_input(uint64_t seed, size_t rows, size_t H, int kind)
 {
     float *x = (float *)alloc_zero(rows * H, 4, "input");
@@ -144,8 +147,9 @@ static float *pair_download(const BenchBuffer *b, size_t n)
 }
 
 // pair_setup: inputs, references and buffers of a shape, a and b centred, and, with backward, the
-// forward run for its p and scale. The references start from what the kernels read, the centred (and in
-// BF16 rounded) a and b, or with kind 2 from a and b themselves: then they judge the whole layer.
+// forward run for its p and scale. The references start from what the kernels read, the centred
+// (and in BF16 rounded) a and b, or with kind 2 from a and b themselves: then they judge the whole
+// layer.
 static PairProblem pair_setup(size_t B, size_t T, size_t H, PairOptions opt, int backward, int kind)
 {
     const size_t n = B * T * H;
@@ -173,8 +177,9 @@ static PairProblem pair_setup(size_t B, size_t T, size_t H, PairOptions opt, int
                 bytes = pair_scratch_bytes(B, T, opt, path, i);
     CUDA_CHECK(cudaMalloc(&x.scratch, bytes));
     CUDA_CHECK(cudaMemset(x.scratch, 0xFF, bytes)); // NaN
-    pair_center((floatX *)x.ac.data, (floatX *)x.bc.data, (float *)x.astat.data, (float *)x.bstat.data,
-                (floatX *)x.a.data, (floatX *)x.b.data, B, T, H, opt.norm, 0);
+    pair_center((floatX *)x.ac.data, (floatX *)x.bc.data, (float *)x.astat.data,
+                (float *)x.bstat.data, (floatX *)x.a.data, (floatX *)x.b.data, B, T, H, opt.norm,
+                0);
     float *h_ac = pair_download(kind == 2 ? &x.a : &x.ac, n), *a_r = pair_download(&x.astat, B * T);
     float *h_bc = pair_download(kind == 2 ? &x.b : &x.bc, n), *b_r = pair_download(&x.bstat, B * T);
 #pragma omp parallel for schedule(dynamic)
@@ -198,8 +203,8 @@ static PairProblem pair_setup(size_t B, size_t T, size_t H, PairOptions opt, int
 
 static void pair_free(PairProblem *x)
 {
-    BenchBuffer *all[] = {&x->a, &x->b, &x->ac, &x->bc, &x->ds, &x->s, &x->p, &x->da, &x->db,
-                          &x->astat, &x->bstat, &x->scale};
+    BenchBuffer *all[] = {&x->a, &x->b,  &x->ac, &x->bc,    &x->ds,    &x->s,
+                          &x->p, &x->da, &x->db, &x->astat, &x->bstat, &x->scale};
     for (int i = 0; i < 12; i++)
         bench_free(all[i]);
     CUDA_CHECK(cudaFree(x->scratch));
@@ -216,7 +221,8 @@ static double pair_exps(const PairProblem *x)
 static const char *const pair_acts[] = {"exp", "relu", "elu", "gelu"};
 static const char *const pair_norms[] = {"exact", "approx", "none"};
 
-// pair_name: "pairwise forward bf16 (B,T,H) exp exact causal", in a buffer that the next call reuses.
+// pair_name: "pairwise forward bf16 (B,T,H) exp exact causal", in a buffer that the next call
+// reuses.
 static const char *pair_name(const PairProblem *x, const char *what)
 {
     static char name[160];
@@ -260,8 +266,8 @@ static void pair_ceiling(const BenchOptions *opt)
     BenchTime m = bench_time(ceiling_mufu, out.data, opt->reps);
     BenchTime p = bench_time(ceiling_poly, out.data, opt->reps);
     char text[128];
-    snprintf(text, sizeof text, "ex2 alone %.0f Gexp/s, polynomial alone %.0f Gexp/s", 1e-6 * n / m.median,
-             1e-6 * n / p.median);
+    snprintf(text, sizeof text, "ex2 alone %.0f Gexp/s, polynomial alone %.0f Gexp/s",
+             1e-6 * n / m.median, 1e-6 * n / p.median);
     printf("%s\n", text);
     if (opt->csv)
         bench_row(sizeof(floatX) == 2 ? "pairwise ceiling bf16" : "pairwise ceiling fp32", text);

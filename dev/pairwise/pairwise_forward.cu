@@ -1,10 +1,12 @@
-// pairwise_forward.cu: O_u[d] = sum_v psi(z_uv[d]), P_u[d] = sum_v r_uv psi'(z_uv[d]): the quadratic
-// CausalRN layer. The equations are on top of pairwise.cuh, which holds every kernel but the naive one.
+// pairwise_forward.cu: O_u[d] = sum_v psi(z_uv[d]), P_u[d] = sum_v r_uv psi'(z_uv[d]): the
+// quadratic CausalRN layer. The equations are on top of pairwise.cuh, which holds every kernel but
+// the naive one.
 //
-//   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp [-DPRECISION_BF16]
+//   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp
+//   [-DPRECISION_BF16]
 //        -o pairwise_forward dev/pairwise/pairwise_forward.cu
 //
-//TABLE
+// TABLE
 #include "pairwise_bench.cuh"
 
 // block_sum: over the block's 128 threads, to all of them; `shared` holds 4 floats.
@@ -18,12 +20,12 @@ __device__ static float block_sum(float x, float *shared)
     return shared[0] + shared[1] + shared[2] + shared[3];
 }
 
-// forward_naive_kernel: a block a position u; the statistics of every pair from its channels, the sums
-// in shared memory. Takes what pair_center left, like the others.
+// forward_naive_kernel: a block a position u; the statistics of every pair from its channels, the
+// sums in shared memory. Takes what pair_center left, like the others.
 template <int ACT>
 __global__ void __launch_bounds__(128)
-forward_naive_kernel(floatX *s, floatX *p, float *scale, const floatX *ac, const floatX *bc, int T, int H,
-                     PairOptions opt)
+    forward_naive_kernel(floatX *s, floatX *p, float *scale, const floatX *ac, const floatX *bc,
+                         int T, int H, PairOptions opt)
 {
     extern __shared__ float sums[]; // [2][H]
     __shared__ float shared[4];
@@ -113,23 +115,26 @@ static const char *refuse_naive(const void *problem)
 static const char *refuse_fast(const void *problem)
 {
     const PairProblem *x = (const PairProblem *)problem;
-    return pair_path(x->H, x->opt, 0) == PAIR_FAST ? NULL : "exp and H a multiple of 64 to 512 only";
+    return pair_path(x->H, x->opt, 0) == PAIR_FAST ? NULL
+                                                   : "exp and H a multiple of 64 to 512 only";
 }
 
 static const BenchKernel kernels[] = {
     {1, "naive: a block a position", run_naive, refuse_naive},
     {2, "r in memory, 8 rows a thread", run_general, NULL},
-    {3, "r on tensor cores, 6 x 2 a thread", run_fast<0>, refuse_fast},
-    {4, "3, 1/12 of exps by polynomial", run_fast<1>, refuse_fast},
-    {5, "3, 2/12", run_fast<2>, refuse_fast},
-    {6, "3, 3/12", run_fast<3>, refuse_fast},
+    {3, "r on tensor cores, 8 x 2 a thread", run_fast<0>, refuse_fast},
+    {4, "3, 1/16 of exps by polynomial", run_fast<1>, refuse_fast},
+    {5, "3, 2/16", run_fast<2>, refuse_fast},
+    {6, "3, 3/16", run_fast<3>, refuse_fast},
+    {7, "3, 4/16", run_fast<4>, refuse_fast},
     {8, "centring + pair_forward", run_launcher, NULL},
 };
 
 enum { NUM_KERNELS = sizeof kernels / sizeof *kernels };
 
 // run_case: every kernel on one shape; returns the number of failures.
-static int run_case(size_t B, size_t T, size_t H, PairOptions opt, int kind, const BenchOptions *bench)
+static int run_case(size_t B, size_t T, size_t H, PairOptions opt, int kind,
+                    const BenchOptions *bench)
 {
     PairProblem x = pair_setup(B, T, H, opt, 0, kind);
     const double bound = sizeof(floatX) == 2 ? BOUND_FORWARD_BF16 : BOUND_FORWARD_FP32;
@@ -138,13 +143,21 @@ static int run_case(size_t B, size_t T, size_t H, PairOptions opt, int kind, con
                                    {"s", &x.s, PAIR_TYPE, B * T * H, x.ref_s, bound}};
     char name[160];
     snprintf(name, sizeof name, "%s", pair_name(&x, "forward"));
-    BenchCase c = {name, &x, kernels, NUM_KERNELS, outputs, 3,
-                   4.0 * (double)(B * T * H * sizeof(floatX)), pair_exps(&x), "Gexp"};
+    BenchCase c = {name,
+                   &x,
+                   kernels,
+                   NUM_KERNELS,
+                   outputs,
+                   3,
+                   4.0 * (double)(B * T * H * sizeof(floatX)),
+                   pair_exps(&x),
+                   "Gexp"};
     int failed = bench_case(&c, bench);
     if (!bench->check_only) {
         BenchTime t = bench_time(run_center, &x, bench->reps);
         char text[96];
-        snprintf(text, sizeof text, "%.4f ms median, %.1f GB/s", t.median, c.bytes * 1e-6 / t.median);
+        snprintf(text, sizeof text, "%.4f ms median, %.1f GB/s", t.median,
+                 c.bytes * 1e-6 / t.median);
         printf("     centring alone: %s\n", text);
         if (bench->csv)
             bench_row(pair_name(&x, "centring"), text);
@@ -182,13 +195,15 @@ static int check_post(size_t B, size_t T, size_t H, int act)
                     got[d] *= x.ref_scale[i] / scale[i];
                 }
                 int e;
-                ok &= frexp(scale[i], &e) == 0.5 && (is_p || most == 0 || (most >= 0.5 && most <= 1));
+                ok &=
+                    frexp(scale[i], &e) == 0.5 && (is_p || most == 0 || (most >= 0.5 && most <= 1));
             }
             ok &= compare(got, 8, is_p ? x.ref_p : x.ref_s, 8, n, bound, 0).ok;
         }
         failed += !ok;
         if (!ok)
-            printf("  kernel %d FAILED with post, (%zu,%zu,%zu) %s\n", kernels[k].num, B, T, H, pair_acts[act]);
+            printf("  kernel %d FAILED with post, (%zu,%zu,%zu) %s\n", kernels[k].num, B, T, H,
+                   pair_acts[act]);
     }
     free(h), free(got), free(scale);
     pair_free(&x);
@@ -200,9 +215,10 @@ int main(int argc, char **argv)
     BenchOptions bench = bench_options(argc, argv, "pairwise_forward: --C is H");
     BenchOptions check = bench;
     const PairOptions exact = {ACT_EXP, NORM_EXACT, 1, 0};
-    static const size_t shapes[][3] = {
-        {1, 1, 1}, {1, 2, 33}, {3, 31, 33}, {2, 33, 192}, {1, 258, 192}, {1, 514, 64}, {1, 1000, 64},
-        {2, 7, 512}, {1, 97, 320}, {2, 31, 3072}, {65537, 1, 64}, {32769, 2, 1}, {1, 2, 12289}};
+    static const size_t shapes[][3] = {{1, 1, 1},     {1, 2, 33},    {3, 31, 33},    {2, 33, 192},
+                                       {1, 258, 192}, {1, 514, 64},  {1, 1000, 64},  {2, 7, 512},
+                                       {1, 97, 320},  {2, 31, 3072}, {65537, 1, 64}, {32769, 2, 1},
+                                       {1, 2, 12289}};
     int failed = 0;
     check.check_only = 1;
     if (bench.B && bench.T && bench.C) {

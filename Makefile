@@ -113,7 +113,7 @@ test-cuda: cpu cuda
 	@for m in $(CUDA_MODELS); do bash dev/test_cuda.sh $$m || exit 1; done
 endif
 figures:
-	@for f in dev/figures/*.sh; do bash $$f || exit 1; done
+	@for f in $(filter-out %/common.sh,$(wildcard dev/figures/*.sh)); do bash $$f || exit 1; done
 
 clean:
 	rm -rf $(OUT) $(MODELS:%=train_%) train_*_gpu train_*_gpu_fp32

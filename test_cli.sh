@@ -468,7 +468,7 @@ test_sync() {
     sed -nE 's/.*openat\(AT_FDCWD, "sync\/checkpoint.safetensors\.tmp[^"]*".* = ([0-9]+)$/open \1/p
              s/.*openat\(AT_FDCWD, "sync",.* = ([0-9]+)$/directory \1/p
              s/.*fsync\(([0-9]+)\).* = 0$/fsync \1/p
-             s/.*rename.*"sync\/checkpoint.safetensors.tmp.*"sync\/checkpoint.safetensors".*/rename/p
+             s/.*rename.*"sync\/check.*\.tmp.*"sync\/checkpoint.safetensors".*/rename/p
             ' "$tmp/trace" | xargs >"$tmp/calls"
     has "order of system calls" "^open ([0-9]+) fsync \1 rename directory ([0-9]+) fsync \2$" \
         "$tmp/calls"
@@ -496,7 +496,8 @@ test_seeds() {
         has "--seed $seed, log.csv" "^#.* seed=$seed( |$)" seed$seed/log.csv
         losses="$losses $(grep '^0,train' seed$seed/log.csv | cut -d, -f3)"
     done
-    is "different first losses of $losses" 4 "$(echo $losses | tr ' ' '\n' | sort -u | wc -l | xargs)"
+    is "different first losses of $losses" 4 \
+        "$(echo $losses | tr ' ' '\n' | sort -u | wc -l | xargs)"
 }
 
 # Models that no memory holds end in one line (G01), before a directory is made.

@@ -1251,7 +1251,7 @@ static size_t pair_scratch_bytes(size_t B, size_t T, PairOptions opt, int path, 
     return backward && opt.norm == NORM_EXACT ? B * T * tiles * 64 : 0;
 }
 
-#define PAIR_ACT(act, CALL) \
+#define PAIR_CHECK(act, CALL) \
     do { \
         if ((act) == ACT_RELU) { \
             enum { ACT = ACT_RELU }; \
@@ -1299,10 +1299,11 @@ static void pair_forward_general(floatX *s, floatX *p, float *scale, const float
     float *R = (float *)scratch;
     for (size_t b = 0; b < B; b += group) {
         const size_t n = b + group < B ? group : B - b, x = b * T * H, y = b * T;
-        PAIR_ACT(opt.act, (pair_stats_kernel<ACT><<<pair_grid(n * tiles * tiles), 64, 0, stream>>>(
+        const unsigned grid = pair_grid(n * tiles * tiles);
+        PAIR_CHECK(opt.act, (pair_stats_kernel<ACT><<<grid, 64, 0, stream>>>(
                               R, NULL, NULL, NULL, NULL, ac + x, bc + x, astat + y, bstat + y,
                               (int)T, (int)H, opt)));
-        PAIR_ACT(opt.act,
+        PAIR_CHECK(opt.act,
                  (pair_general_forward_kernel<ACT><<<pair_grid(n * tasks), 128, 0, stream>>>(
                      s + x, p + x, scale + y, ac + x, bc + x, R, (int)T, (int)H, opt)));
     }
@@ -1351,10 +1352,11 @@ static void pair_backward_general(floatX *da, floatX *db, const floatX *ds, cons
     float *R = (float *)scratch, *M = R + TT, *N = M + TT;
     for (size_t b = 0; b < B; b += group) {
         const size_t n = b + group < B ? group : B - b, x = b * T * H, y = b * T;
-        PAIR_ACT(opt.act, (pair_stats_kernel<ACT><<<pair_grid(n * tiles * tiles), 64, 0, stream>>>(
+        const unsigned grid = pair_grid(n * tiles * tiles);
+        PAIR_CHECK(opt.act, (pair_stats_kernel<ACT><<<grid, 64, 0, stream>>>(
                               R, M, N, ds + x, scale + y, ac + x, bc + x, astat + y, bstat + y,
                               (int)T, (int)H, opt)));
-        PAIR_ACT(opt.act,
+        PAIR_CHECK(opt.act,
                  (pair_general_db_kernel<ACT><<<pair_grid(n * tasks), 128, 0, stream>>>(
                      db + x, ds + x, scale + y, ac + x, bc + x, R, M, N, (int)T, (int)H, opt)));
         pair_general_da_kernel<<<pair_grid(n * tasks), 128, 0, stream>>>(
@@ -1391,6 +1393,7 @@ static void pair_backward_fast(floatX *da, floatX *db, const floatX *ds, const f
         bench_fits((const void *)da_kernel, "pair_da_kernel", (int)H, da_smem);
         da_kernel<<<grid, (unsigned)H, da_smem, stream>>>(da, ds, p, ac, bc, M, (int)B, (int)T,
                                                           (int)H);
+        CUDA_CHECK(cudaGetLastError());
     } else
         pair_product_kernel<<<pair_grid((B * T * H / 2 + 255) / 256), 256, 0, stream>>>(da, ds, p,
                                                                                         B * T * H);

@@ -96,9 +96,9 @@ static void run_naive(const void *problem, cudaStream_t stream)
     floatX *da = (floatX *)x->da.data, *db = (floatX *)x->db.data, *ds = (floatX *)x->ds.data;
     floatX *ac = (floatX *)x->ac.data, *bc = (floatX *)x->bc.data;
     const float *scale = (const float *)x->scale.data;
-    PAIR_ACT(x->opt.act, (backward_naive_kernel<ACT, 0><<<grid, 128, 4 * x->H, stream>>>(
+    PAIR_CHECK(x->opt.act, (backward_naive_kernel<ACT, 0><<<grid, 128, 4 * x->H, stream>>>(
                              da, ds, scale, ac, bc, (int)x->T, (int)x->H, x->opt)));
-    PAIR_ACT(x->opt.act, (backward_naive_kernel<ACT, 1><<<grid, 128, 4 * x->H, stream>>>(
+    PAIR_CHECK(x->opt.act, (backward_naive_kernel<ACT, 1><<<grid, 128, 4 * x->H, stream>>>(
                              db, ds, scale, ac, bc, (int)x->T, (int)x->H, x->opt)));
     pair_uncenter(da, db, ac, bc, (float *)x->astat.data, (float *)x->bstat.data, x->B, x->T, x->H,
                   x->opt.norm, stream);
@@ -143,6 +143,7 @@ static void run_da(const void *problem, cudaStream_t stream) // M as the last ru
                         4 * TILE_V *(x->H + 8 + MS_STRIDE), stream>>>(
         (floatX *)x->da.data, (floatX *)x->ds.data, (floatX *)x->p.data, (floatX *)x->ac.data,
         (floatX *)x->bc.data, (__nv_bfloat16 *)x->scratch, (int)x->B, (int)x->T, (int)x->H);
+    CUDA_CHECK(cudaGetLastError());
 }
 #endif
 

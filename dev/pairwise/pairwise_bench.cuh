@@ -252,10 +252,12 @@ template <int POLY> __global__ void ceiling_kernel(float *out, int n)
 static void ceiling_mufu(const void *out, cudaStream_t stream)
 {
     ceiling_kernel<0><<<132 * 8, 256, 0, stream>>>((float *)out, 1024);
+    CUDA_CHECK(cudaGetLastError());
 }
 static void ceiling_poly(const void *out, cudaStream_t stream)
 {
     ceiling_kernel<1><<<132 * 8, 256, 0, stream>>>((float *)out, 1024);
+    CUDA_CHECK(cudaGetLastError());
 }
 
 // pair_ceiling: print, and with csv record, the rate of ex2 alone and of the polynomial alone.

@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(128)
 static void run_naive(const void *problem, cudaStream_t stream)
 {
     const PairProblem *x = (const PairProblem *)problem;
-    PAIR_ACT(x->opt.act,
+    PAIR_CHECK(x->opt.act,
              (forward_naive_kernel<ACT><<<pair_grid(x->B * x->T), 128, 8 * x->H, stream>>>(
                  (floatX *)x->s.data, (floatX *)x->p.data, (float *)x->scale.data,
                  (floatX *)x->ac.data, (floatX *)x->bc.data, (int)x->T, (int)x->H, x->opt)));

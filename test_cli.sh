@@ -23,8 +23,10 @@ RANDOM=1 # the kills come at the same times in every run
 passed=0 failed=0
 
 # A model that takes no time, and one whose checkpoint is large enough to be cut.
-small="--layers 1 --channels 8 --hidden 8 --batch-size 2 --string-size 2 --warmup 3"
-medium="--layers 1 --channels 24 --hidden 24 --batch-size 4 --string-size 4 --warmup 3"
+shape="--layers 1 --channels 8 --hidden 8 --batch-size 2 --string-size 2"
+small="--schedule constant $shape --warmup 3"
+wide="--layers 1 --channels 24 --hidden 24 --batch-size 4 --string-size 4 --warmup 3"
+medium="--schedule constant $wide"
 
 # but OPTION VALUE ...: $small with these instead of its own; an option may not be given twice.
 but() {
@@ -165,7 +167,7 @@ alone() {
 # Every option, alone (D06); `tried` must name every one that --help shows.
 test_every_option() {
     local tried="help resume" alone_count=0 option
-    works --batch-size 1 --string-size 2 --steps 1 --out every
+    works --batch-size 1 --string-size 2 --schedule constant --steps 1 --out every
     for option in "task copying" "string-size 5" "model linear" "causal yes" "prenorm approx" \
         "prenorm none" "postnorm no" "activation relu" "activation elu" "activation gelu" \
         "layers 3" "channels 7" "hidden 5" "batch-size 3" "steps 2" "lr 1e-4" "warmup 0" \
@@ -175,7 +177,7 @@ test_every_option() {
         "preset main"; do
         alone --${option%% *} $([[ $option == *" "* ]] && echo "${option#* }")
     done
-    works --batch-size 1 --string-size 2 --steps 2 --out every --resume
+    works --batch-size 1 --string-size 2 --schedule constant --steps 2 --out every --resume
     for option in $(grep -oE '^  --[a-z0-9-]+' "$tmp/help" | tr -d ' '); do
         case " $tried " in
         *" ${option#--} "*) good ;;
@@ -285,8 +287,8 @@ test_resume() {
     done
     same_run "1 and 2 threads" t1 t2
     same_run "1 and 3 threads" t1 t3
-    works $medium --steps 12 --model linear --schedule cosine --lr-min 1e-5 --eval-every 4 --out l12
-    works $medium --steps 12 --model linear --schedule cosine --lr-min 1e-5 --eval-every 4 \
+    works $wide --steps 12 --model linear --schedule cosine --lr-min 1e-5 --eval-every 4 --out l12
+    works $wide --steps 12 --model linear --schedule cosine --lr-min 1e-5 --eval-every 4 \
         --save-every 4 --out l4
     same_run "--save-every changes nothing" l12 l4
 }
@@ -466,7 +468,7 @@ test_sync() {
     sed -nE 's/.*openat\(AT_FDCWD, "sync\/checkpoint.safetensors\.tmp[^"]*".* = ([0-9]+)$/open \1/p
              s/.*openat\(AT_FDCWD, "sync",.* = ([0-9]+)$/directory \1/p
              s/.*fsync\(([0-9]+)\).* = 0$/fsync \1/p
-             s/.*rename.*\.tmp-.*"sync\/checkpoint\.safetensors".*/rename/p
+             s/.*rename.*"sync\/check.*\.tmp.*"sync\/checkpoint.safetensors".*/rename/p
             ' "$tmp/trace" | xargs >"$tmp/calls"
     has "order of system calls" "^open ([0-9]+) fsync \1 rename directory ([0-9]+) fsync \2$" \
         "$tmp/calls"
@@ -494,7 +496,7 @@ test_seeds() {
         has "--seed $seed, log.csv" "^#.* seed=$seed( |$)" seed$seed/log.csv
         losses="$losses $(grep '^0,train' seed$seed/log.csv | cut -d, -f3)"
     done
-    is "different ones among the first losses $losses" 4 \
+    is "different first losses of $losses" 4 \
         "$(echo $losses | tr ' ' '\n' | sort -u | wc -l | xargs)"
 }
 

@@ -365,7 +365,7 @@ static void test_training_round_trip(void)
     CHECK(size == 8 + header + 3 * 68 * 4, "size %zu, header %zu", size, header);
     unsigned char *second = get_file(in_dir("again"), &n);
     CHECK(n == size && !memcmp(first, second, n), "saved again, the file is the same");
-    CHECK(strstr((char *)first + 8, "\"lr\":\"0.001\"") && !strstr((char *)first + 8, "\"out\""),
+    CHECK(strstr((char *)first + 8, "\"lr\":\"0.002\"") && !strstr((char *)first + 8, "\"out\""),
           "the options that define the run are in it, its directory is not");
     free(first);
     free(second);
@@ -391,11 +391,11 @@ static void test_training_metadata(void)
     load_refused(r, "was made with --channels 3, this run has 4\nhint: give --channels 3");
     r->channels = 3;
     r->training.lr = 0.5;
-    expect_die(check_load, r, EXIT_DATA, "was made with --lr 0.001, this run has 0.5");
+    expect_die(check_load, r, EXIT_DATA, "was made with --lr 0.002, this run has 0.5");
     r->resume = 0;
     load_accepted(r, "step 7");
     r->resume = 1;
-    r->training.lr = 0.001;
+    r->training.lr = 0.002;
     r->training.seed = 0;
     expect_die(check_load, r, EXIT_DATA, "was made with --seed 1, this run has 0");
     r->training.seed = 1;

@@ -1,55 +1,38 @@
-// train_causalrn.c: CausalRN and BiRN on the CPU: the reference that train_causalrn.cu is checked
-// against.
+// train_causalrn.c: CausalRN and BiRN on the CPU, what train_causalrn.cu is held against.
 //
 // "An All-MLP Sequence Modeling Architecture That Excels at Copying" (ICML 2024 NGSM workshop). No
 // attention: each position sums a nonlinear function of itself paired with every earlier position.
 //
-//   r   = normalize(x)                          (x - mean) / sqrt(var + 1e-8), nothing learned
-//   a_u = W_right r_u + bias                    the query side
-//   b_v = W_left r_v                            the memory side
-//   s_u = 1/(u+1) sum_{v<=u} psi(mu(a_u + b_v))                                              [eq.
-//   4, 5] x  += W_out normalize(s) + bias             the whole block: no MLP, no attention beside
-//   it s_u = 1/T sum_v psi(mu(a_u + b_v))          BiRN, --causal no [eq. 6]
+//   r   = normalize(x)                         (x - mean) / sqrt(var + 1e-8), nothing learned
+//   a_u = W_right r_u + bias                   the query side
+//   b_v = W_left r_v                           the memory side
+//   s_u = 1/(u+1) sum_{v<=u} psi(mu(a_u + b_v))                                       [eq. 4, 5]
+//   x  += W_out normalize(s) + bias            the whole block: no MLP, no attention beside it
+//   s_u = 1/T sum_v psi(mu(a_u + b_v))         BiRN, --causal no                          [eq. 6]
 //
-// --prenorm exact: mu normalizes every pair over its channels, so the sum does not factor: the
-// memory is all b_v, it grows with T, and the model copies. --prenorm approx is mu(a_u) + mu(b_v),
-// none is a_u + b_v: with psi = exp these factor, --model linear,
-//   s_u = exp(a_u) * 1/(u+1) sum_{v<=u} exp(b_v)
-// a vector state updated in O(1) a token. (Not linear attention: there a step adds an outer
-// product, of rank 1, to a matrix; here it adds diag(exp(b_v)), of rank H, which needs H numbers.
-// In recurrent form
-//   linear Transformer  S_t = S_{t-1} + k_t v_t^T,        out = S_t^T q_t
-//   Linear CausalRN     S_t = S_{t-1} + diag(exp(b_t)),   out = S_t exp(a_t).)
+// --prenorm exact: mu normalizes every pair over its channels. The sum does not factor; the memory
+// is all b_v, it grows with T, and the model copies. approx is mu(a_u) + mu(b_v), none a_u + b_v:
+// with psi = exp these factor, --model linear: s_u = exp(a_u) * 1/(u+1) sum_{v<=u} exp(b_v), a
+// state of H numbers. Is that linear attention? No: there a step adds to a matrix an outer product,
+// of rank 1; here it adds diag(exp(b_v)), of rank H, which takes H numbers. As recurrences:
+//   linear Transformer  S_t = S_{t-1} + k_t v_t^T         out_t = S_t^T q_t
+//   Linear CausalRN     S_t = S_{t-1} + diag(exp(b_t))    out_t = S_t exp(a_t)
 //
-// Letters: the paper's d_e is C (channels), d_h is H (hidden), its indices i and j are v and u
-// here.
+// Letters: the paper's d_e is C (channels), d_h is H (hidden), its indices i and j are v and u.
+// Sections: [mix] this layer; [layers] matrix product, normalize, embedding, cross-entropy;
+// [optimizer] AdamW; [model] tensors, forward, backward, decoding; [train] the loop; [main] start.
 //
-// Sections: [mix] the layer above; [layers] matrix product, normalize, embedding, cross-entropy;
-// [model] tensors, forward, backward, decoding; [optimizer] AdamW; [train] the loop; [main] options
-// and presets.
+// On two CPU cores (measured: README.md; the paper's figures: train_causalrn.cu):
+//   ./train_causalrn                      copying 16 letters; --preset main: 32, `make run`
+//   ./train_causalrn --preset copy-s128   the paper's size, hours here: to compare with the GPU
 //
-// On two CPU cores (see README.md for what was measured; figures of the paper: train_causalrn.cu):
-//   ./train_causalrn                      copying 16 letters, under a minute
-//   ./train_causalrn --preset main        copying 32 letters, `make run`, about 30 s
-//   ./train_causalrn --preset copy-s128   the paper's model and string size: for comparison with
-//   the GPU
-//
-// Differences from the paper and its code: eps 1e-8 sits inside the root of every normalize
-// (theirs: 0 on the standard deviation); with the post-reduction norm each row of s is first
-// divided by a power of two (undone by the norm, keeps it from overflowing); warm-up starts at
-// lr/warmup rather than 0; fp32, no autocast.
-// --prenorm none --model quadratic may overflow as the paper's would: the run then stops and says
-// so.
+// Differences from the paper and its code: eps 1e-8 is inside the root of every normalize (theirs:
+// 0, on the deviation); before the post-reduction norm each row of s is divided by a power of two,
+// which the norm undoes; warm-up starts at lr/warmup rather than 0; fp32 throughout. --model
+// quadratic --prenorm none can overflow, as the paper's would: the run then stops and says so.
 
 #include "data/tasks.h"
-#include "util/check.h"
-#include "util/log.h"
-#include "util/options.h"
-#include "util/rng.h"
-#include "util/safetensors.h"
-#include "util/tensors.h"
-#include "util/threads.h"
-#include "util/training.h"
+#include "util/training.h" // and with it check, log, options, rng, safetensors, tensors, threads
 #include <tgmath.h>
 #ifdef REAL_IS_DOUBLE // the tests build this file a second time in double precision
 #define float double
@@ -86,7 +69,7 @@ static inline float psi(int activation, float z, float *slope)
     float e;
     switch (activation) {
     case EXP: return *slope = exp_ps(z);
-    case RELU: *slope = z > zero ? one : zero; return z > zero ? z : zero;
+    case RELU: *slope = z > zero ? one : zero; return z < zero ? zero : z; // keeps NaN
     case ELU:
         e = exp_ps(z);
         *slope = z > zero ? one : e;
@@ -100,9 +83,8 @@ static inline float psi(int activation, float z, float *slope)
 
 // pair_row: one position u against n others: sum (H) = sum_v psi(r_v (a + b_v)), slope (H) = sum_v
 // r_v psi'(r_v (a + b_v)); a (H), b (n,H), r (n).  [CausalRN eq. 4, the sum]
-static inline void pair_row(int activation, float *restrict sum, float *restrict slope,
-                            const float *restrict a, const float *restrict b,
-                            const float *restrict r, size_t n, size_t H)
+static inline void pair_row(int activation, float *sum, float *slope, const float *a,
+                            const float *b, const float *r, size_t n, size_t H)
 {
     memset(sum, 0, H * sizeof(float));
     memset(slope, 0, H * sizeof(float));
@@ -119,10 +101,9 @@ static inline void pair_row(int activation, float *restrict sum, float *restrict
 
 // pair_row_backward: the same row, given g (H) = dL/dsum: s1 (n) = sum_h g e', s2 (n) = sum_h g e'
 // z with e' = psi'(z), z = r_v (a + b_v); db (n,H) += r_v g e'.
-static inline void pair_row_backward(int activation, float *restrict s1, float *restrict s2,
-                                     float *restrict db, const float *restrict g,
-                                     const float *restrict a, const float *restrict b,
-                                     const float *restrict r, size_t n, size_t H)
+static inline void pair_row_backward(int activation, float *s1, float *s2, float *db,
+                                     const float *g, const float *a, const float *b,
+                                     const float *r, size_t n, size_t H)
 {
     for (size_t v = 0; v < n; v++) {
         const float *b_v = b + v * H, r_v = r[v];
@@ -142,31 +123,23 @@ static inline void pair_row_backward(int activation, float *restrict s1, float *
 }
 
 // WITH_ACTIVATION: call f with the activation as a constant, so that psi's switch folds away.
-#define WITH_ACTIVATION(activation, f, ...)     \
-    do {                                        \
-        switch (activation) {                   \
-        case EXP: f(EXP, __VA_ARGS__); break;   \
-        case RELU: f(RELU, __VA_ARGS__); break; \
-        case ELU: f(ELU, __VA_ARGS__); break;   \
-        default: f(GELU, __VA_ARGS__);          \
-        }                                       \
-    } while (0)
+#define WITH_ACTIVATION(activation, f, ...) \
+    ((activation) == EXP ? f(EXP, __VA_ARGS__) : (activation) == RELU ? f(RELU, __VA_ARGS__) : \
+     (activation) == ELU ? f(ELU, __VA_ARGS__) : f(GELU, __VA_ARGS__))
 
 // prepare: y (T,H) = what enters the pairs for x (T,H): exact: x minus its row mean, with var (T) =
 // the row's variance; approx: normalize(x); none: x. var is 0 but for exact. y must not alias x.
 static void prepare(float *y, float *var, const float *x, size_t T, size_t H, int prenorm)
 {
-    for (size_t t = 0; t < T; t++) {
+    for (size_t t = 0; t < T; t++, x += H, y += H) {
+        float mean = 0;
         var[t] = 0;
-        if (prenorm == EXACT) {
-            float mean;
-            row_moments(x + t * H, H, &mean, &var[t]);
-            for (size_t h = 0; h < H; h++)
-                y[t * H + h] = x[t * H + h] - mean;
-        } else if (prenorm == APPROX)
-            normalize_row(y + t * H, x + t * H, H);
-        else
-            memcpy(y + t * H, x + t * H, H * sizeof(float));
+        if (prenorm == EXACT)
+            row_moments(x, H, &mean, &var[t]);
+        for (size_t h = 0; h < H; h++)
+            y[h] = x[h] - mean;
+        if (prenorm == APPROX)
+            normalize_row(y, y, H);
     }
 }
 
@@ -189,43 +162,25 @@ static void pair_rstd(float *r, const float *a, const float *va, const float *b,
         }
 }
 
-// power_of_two_above: the exponent k with 2^(k-1) <= max |x| < 2^k over x (n); 0 for a row of zeros
-// or one that is not finite; within +-126.
-static int power_of_two_above(const float *x, size_t n)
-{
-    float max = 0;
-    int k = 0;
-    for (size_t i = 0; i < n; i++)
-        max = fabs(x[i]) > max ? fabs(x[i]) : max;
-    if (max > 0 && isfinite(max))
-        frexp(max, &k);
-    return k > 126 ? 126 : k < -126 ? -126 : k;
-}
-
-// finish_row: from one row's sums s (H) over n positions: with post norm s *= 2^-k (k:
-// power_of_two_above) and out (H) = normalize(s), else s /= n and out = s. Returns the factor
-// applied to s. The norm undoes the power of two exactly (up to eps), so it carries no gradient; it
-// keeps the squares in range.
+// finish_row: from one row's sums s (H) over n positions: with post norm s *= 2^-k, k such that the
+// largest |s| comes into [1/2, 1), and out (H) = normalize(s); else s /= n and out = s. Returns the
+// factor. The norm undoes the power of two exactly (up to eps): no gradient, and no square
+// overflows.
 static float finish_row(float *out, float *s, size_t n, size_t H, int postnorm)
 {
-    float scale = postnorm ? ldexp((float)1, -power_of_two_above(s, H)) : (float)(1.0 / (double)n);
+    float top = 0, scale = 1.0 / (double)n;
+    int k = 0;
     for (size_t h = 0; h < H; h++)
-        s[h] *= scale;
+        top = fabs(s[h]) > top ? fabs(s[h]) : top;
+    if (postnorm && isfinite(top))
+        frexp(top, &k);
+    if (postnorm)
+        scale = ldexp((float)1, k > 126 ? -126 : k < -126 ? 126 : -k);
+    for (size_t h = 0; h < H; h++)
+        out[h] = s[h] *= scale;
     if (postnorm)
         normalize_row(out, s, H);
-    else
-        memcpy(out, s, H * sizeof(float));
     return scale;
-}
-
-// finish_row_backward: ds (H) = from dout (H) and the scaled s (H).
-static void finish_row_backward(float *ds, const float *dout, const float *s, size_t H,
-                                int postnorm)
-{
-    if (postnorm)
-        normalize_row_backward(ds, dout, s, H, 0);
-    else
-        memcpy(ds, dout, H * sizeof(float));
 }
 
 // What the forward saves for the backward: s (B,T,H); quadratic: p (B,T,H), scale (B,T); linear:
@@ -241,8 +196,8 @@ static Saved saved_at(Saved x, size_t n, size_t H)
                : (Saved){x.s + n * H, NULL, NULL, x.max + n * H, x.sum + n * H};
 }
 
-// The pair loop runs on blocks of this many positions u, so that a sequence needs O(T H) memory: r,
-// M and N of a block are (BLOCK,T), and no (T,T,H) or (T,T) is ever stored.
+// The pair loop takes this many positions u at a time: r, M and N are (BLOCK,T), no (T,T) is
+// stored.
 enum { BLOCK = 32 };
 
 // mix_work: elements of scratch a thread needs, a multiple of 64 bytes.
@@ -251,9 +206,8 @@ static size_t mix_work(size_t T, size_t H)
     return (2 * T * H + 4 * T + BLOCK * 3 * T + 3 * H + 15) / 16 * 16;
 }
 
-// quadratic_forward: one sequence: out (T,H) = the layer's output; saved: s (T,H) = scaled sums, p
-// (T,H) = sums of r psi' under the same factor, scale (T) = that factor; a (T,H), b (T,H): the two
-// projections. [CausalRN eq. 4 and 6; the statistics of all pairs from one matrix product]
+// quadratic_forward: one sequence: out (T,H) = the layer's output for the projections a, b (T,H);
+// saved =: s the sums, p the sums of r psi', both times scale.  [eq. 4 and 6]
 static void quadratic_forward(float *out, Saved saved, const float *a, const float *b, float *work,
                               size_t T, size_t H, Mix mix)
 {
@@ -275,22 +229,21 @@ static void quadratic_forward(float *out, Saved saved, const float *a, const flo
     }
 }
 
-// quadratic_backward: da (T,H) =, db (T,H) = from dout (T,H), what the forward saved and its a, b (T,H).
-// With g = dL/dsum, s1 = sum_h g e', s2 = sum_h g e' z, M = -r^2 s2/H and N = -r s1/H for every pair (e' is
-// computed once more), a and b centred,
+// quadratic_backward: da (T,H) =, db (T,H) = from dout (T,H), what the forward saved and its a, b.
+// With g = dL/dsum, s1 = sum_h g e', s2 = sum_h g e' z, and for every pair M = -r^2 s2/H, N = -r
+// s1/H (0 unless prenorm is exact), a and b centred,
 //   da_u = g P_u + sum_v N + a_u sum_v M + (M b)_u
-//   db_v = sum_u r g e' + sum_u N + b_v sum_u M + (M^T a)_v              M = N = 0 unless prenorm is exact
+//   db_v = sum_u r g e' + sum_u N + b_v sum_u M + (M^T a)_v
 static void quadratic_backward(float *da, float *db, const float *dout, Saved saved, const float *a,
                                const float *b, float *work, size_t T, size_t H, Mix mix)
 {
     float *a_c = work, *b_c = a_c + T * H, *va = b_c + T * H, *vb = va + T, *sum_N = vb + T;
-    float *sum_M = sum_N + T, *r = sum_M + T, *N = r + BLOCK * T, *M = N + BLOCK * T, *g = M + BLOCK * T;
+    float *sum_M = sum_N + T, *g = sum_M + T, *r = g + H, *N = r + BLOCK * T, *M = N + BLOCK * T;
     const float over_H = 1.0 / (double)H;
     prepare(a_c, va, a, T, H, mix.prenorm);
     prepare(b_c, vb, b, T, H, mix.prenorm);
     memset(db, 0, T * H * sizeof(float));
-    memset(sum_N, 0, T * sizeof(float));
-    memset(sum_M, 0, T * sizeof(float));
+    memset(sum_N, 0, 2 * T * sizeof(float)); // and sum_M
     for (size_t u0 = 0; u0 < T; u0 += BLOCK) {
         size_t rows = T - u0 < BLOCK ? T - u0 : BLOCK, width = mix.causal ? u0 + rows : T;
         pair_rstd(r, a_c + u0 * H, va + u0, b_c, vb, rows, width, H, mix.prenorm);
@@ -298,7 +251,9 @@ static void quadratic_backward(float *da, float *db, const float *dout, Saved sa
             size_t n = mix.causal ? u + 1 : T;
             float *da_u = da + u * H, *r_u = r + (u - u0) * width, *N_u = N + (u - u0) * width;
             float *M_u = M + (u - u0) * width, row_N = 0, row_M = 0;
-            finish_row_backward(g, dout + u * H, saved.s + u * H, H, mix.postnorm);
+            memcpy(g, dout + u * H, H * sizeof(float));
+            if (mix.postnorm)
+                normalize_row_backward(g, g, saved.s + u * H, H, 0);
             for (size_t h = 0; h < H; h++) {
                 da_u[h] = g[h] * saved.p[u * H + h];
                 g[h] *= saved.scale[u];
@@ -327,7 +282,8 @@ static void quadratic_backward(float *da, float *db, const float *dout, Saved sa
             db[v * H + h] += sum_N[v] + b_c[v * H + h] * sum_M[v];
 }
 
-// logsumexp_step: add exp(x) to exp(*max) * *sum. Equal values are not subtracted: (-inf) - (-inf) is NaN.
+// logsumexp_step: add exp(x) to exp(*max) * *sum. Equal values are not subtracted: inf - inf is
+// NaN.
 static inline void logsumexp_step(float *max, double *sum, float x)
 {
     const float one = 1, top = x > *max ? x : *max;
@@ -335,10 +291,11 @@ static inline void logsumexp_step(float *max, double *sum, float x)
     *max = top;
 }
 
-// logcumsumexp_forward: for every channel the running log-sum-exp l_t = max_t + log(sum_t) of x (T,H), kept
-// as max (T,H) = and sum (T,H) =, so that nothing overflows. -inf is the log of 0; +inf and NaN stay. carry
-// (H) is scratch: the sum so far, in double.
-static void logcumsumexp_forward(float *max, float *sum, double *carry, const float *x, size_t T, size_t H)
+// logcumsumexp_forward: per channel of x (T,H) the running log-sum-exp l_t = max_t + log(sum_t),
+// kept as max, sum (T,H) =: nothing overflows; -inf is the log of 0, +inf and NaN stay. carry (H):
+// scratch.
+static void logcumsumexp_forward(float *max, float *sum, double *carry, const float *x, size_t T,
+                                 size_t H)
 {
     for (size_t t = 0; t < T; t++)
 #pragma omp simd
@@ -353,17 +310,18 @@ static void logcumsumexp_forward(float *max, float *sum, double *carry, const fl
 
 // logcumsumexp_backward: dx (T,H) = from dl (T,H), the gradient of l: every exponent is <= 0:
 //   R_t = dl_t + exp(l_t - l_{t+1}) R_{t+1},  dx_t = exp(x_t - l_t) R_t, 0 where x is -inf.
-// With causal = 0 every position saw the whole sequence's l_T, and R is the sum of all dl. R (H): scratch.
-static void logcumsumexp_backward(float *dx, double *R, const float *dl, const float *max, const float *sum,
-                                  const float *x, size_t T, size_t H, int causal)
+// With causal = 0 every position saw the whole sequence's l_T, and R (H), scratch, is the sum of
+// all dl.
+static void logcumsumexp_backward(float *dx, double *R, const float *dl, const float *max,
+                                  const float *sum, const float *x, size_t T, size_t H, int causal)
 {
     const float one = 1, zero = 0, lowest = -INFINITY;
     memset(R, 0, H * sizeof *R);
     for (size_t i = 0; i < T * H && !causal; i++)
         R[i % H] += dl[i];
     for (size_t t = T; t-- > 0;) {
-        const float *max_t = max + t * H, *sum_t = sum + t * H, *x_t = x + t * H, *dl_t = dl + t * H;
-        size_t next = t + 1 < T ? H : 0;
+        size_t last = (causal ? t : T - 1) * H, next = causal && t + 1 < T ? H : 0;
+        const float *max_t = max + last, *sum_t = sum + last, *x_t = x + t * H, *dl_t = dl + t * H;
 #pragma omp simd
         for (size_t h = 0; h < H; h++) {
             float ratio = max_t[h] == max_t[h + next] ? one : exp_ps(max_t[h] - max_t[h + next]);
@@ -374,9 +332,9 @@ static void logcumsumexp_backward(float *dx, double *R, const float *dl, const f
     }
 }
 
-// linear_row: s (H) = exp(a + l) 2^-k for the log-sum l = max + log(sum) of one position (with post
-// norm), or exp(a + l); out (H) = the layer's output, see finish_row. n = positions summed.
-// [CausalRN eq. 5]
+// linear_row: s (H) = exp(a + max) sum, scaled, and out (H) for one position that sees n positions,
+// whose log-sum is max + log(sum); see finish_row. A shift by a power of two keeps exp in range.
+// [eq. 5]
 static void linear_row(float *out, float *s, const float *a, const float *max, const float *sum,
                        size_t n, size_t H, int postnorm)
 {
@@ -385,16 +343,14 @@ static void linear_row(float *out, float *s, const float *a, const float *max, c
     for (size_t h = 0; h < H; h++)
         top = a[h] + max[h] > top ? a[h] + max[h] : top;
     if (postnorm && isfinite(top))
-        shift = floor(top / ln2) * ln2; // a power of two again: exact, no gradient
+        shift = floor(top / ln2) * ln2;
 #pragma omp simd
     for (size_t h = 0; h < H; h++)
         s[h] = exp_ps(a[h] + max[h] - shift) * sum[h];
     finish_row(out, s, n, H, postnorm);
 }
 
-// linear_forward: one sequence: out (T,H) = the layer's output; saved: s (T,H) = scaled sums, max
-// (T,H) and sum (T,H) = the running log-sum-exp of b; a (T,H), b (T,H): the two projections.
-// [CausalRN eq. 5]
+// linear_forward: one sequence: out (T,H) = the layer's output for a, b (T,H); saved =.  [eq. 5]
 static void linear_forward(float *out, Saved saved, const float *a, const float *b, float *work,
                            size_t T, size_t H, Mix mix)
 {
@@ -403,13 +359,11 @@ static void linear_forward(float *out, Saved saved, const float *a, const float 
     prepare(a_n, var, a, T, H, mix.prenorm);
     prepare(b_n, var, b, T, H, mix.prenorm);
     logcumsumexp_forward(saved.max, saved.sum, carry, b_n, T, H);
-    for (size_t t = 0; t + 1 < T && !mix.causal; t++) {
-        memcpy(saved.max + t * H, saved.max + (T - 1) * H, H * sizeof(float));
-        memcpy(saved.sum + t * H, saved.sum + (T - 1) * H, H * sizeof(float));
+    for (size_t t = 0; t < T; t++) {
+        size_t seen = mix.causal ? t + 1 : T, last = (seen - 1) * H;
+        linear_row(out + t * H, saved.s + t * H, a_n + t * H, saved.max + last, saved.sum + last,
+                   seen, H, mix.postnorm);
     }
-    for (size_t t = 0; t < T; t++)
-        linear_row(out + t * H, saved.s + t * H, a_n + t * H, saved.max + t * H, saved.sum + t * H,
-                   mix.causal ? t + 1 : T, H, mix.postnorm);
 }
 
 // linear_backward: da (T,H) =, db (T,H) = from dout (T,H) and what the forward saved.
@@ -418,17 +372,16 @@ static void linear_backward(float *da, float *db, const float *dout, Saved saved
 {
     float *b_n = work + 2 * H, *var = b_n + T * H;
     prepare(b_n, var, b, T, H, mix.prenorm);
-    for (size_t t = 0; t < T; t++) {
-        finish_row_backward(da + t * H, dout + t * H, saved.s + t * H, H, mix.postnorm);
-        for (size_t h = 0; h < H; h++) // s = exp(a + l): da = dl = ds * s
-            da[t * H + h] *= saved.s[t * H + h];
-    }
+    memcpy(da, dout, T * H * sizeof(float));
+    for (size_t t = 0; t < T && mix.postnorm; t++)
+        normalize_row_backward(da + t * H, da + t * H, saved.s + t * H, H, 0);
+    for (size_t i = 0; i < T * H; i++) // s = exp(a + l): da = dl = ds * s
+        da[i] *= saved.s[i];
     logcumsumexp_backward(db, (double *)work, da, saved.max, saved.sum, b_n, T, H, mix.causal);
 }
 
-// mix_forward: out (B,T,H) = the layer's output for a (B,T,H), b (B,T,H); saved =. work
-// (threads,work_size) is scratch. A thread takes whole sequences, so the result does not depend on
-// their number. [CausalRN eq. 4-6]
+// mix_forward: out (B,T,H) = the layer's output for a, b (B,T,H); saved =; work (threads,work_size)
+// is scratch. Threads take whole sequences, so the result is the same for any number.  [eq. 4-6]
 static void mix_forward(float *out, Saved saved, const float *a, const float *b, float *work,
                         size_t work_size, size_t B, size_t T, size_t H, Mix mix)
 {
@@ -444,8 +397,7 @@ static void mix_forward(float *out, Saved saved, const float *a, const float *b,
     }
 }
 
-// mix_backward: da (B,T,H) =, db (B,T,H) = from dout (B,T,H), what mix_forward saved and its a, b
-// (B,T,H).
+// mix_backward: da, db (B,T,H) = from dout (B,T,H), what mix_forward saved and its a, b (B,T,H).
 static void mix_backward(float *da, float *db, const float *dout, Saved saved, const float *a,
                          const float *b, float *work, size_t work_size, size_t B, size_t T,
                          size_t H, Mix mix)
@@ -466,8 +418,8 @@ static void mix_backward(float *da, float *db, const float *dout, Saved saved, c
     }
 }
 
-// What a layer remembers of one sequence while decoding. Linear: max (H), sum (H), whatever the
-// length. Quadratic: memory (T,H) and var (T): all prepared b so far.
+// What a layer remembers of one sequence while decoding. Linear: max, sum (H), whatever the length.
+// Quadratic: memory (T,H) and var (T), every prepared b so far.
 typedef struct {
     float *max, *sum, *memory, *var;
 } State;
@@ -479,9 +431,8 @@ static State state_at(State x, size_t i, size_t T, size_t H)
                     : (State){x.max + i * H, x.sum + i * H, NULL, NULL};
 }
 
-// mix_decode: one position t of one sequence: out (H) = the layer's output for a (H), b (H), given
-// the state of the positions before, which it extends. O(H) for linear, O(t H) for quadratic;
-// nothing is recomputed.
+// mix_decode: position t of a sequence: out (H) = the layer's output for a, b (H), given the state
+// of the positions before, which it extends: O(H) for linear, O(t H) for quadratic.
 static void mix_decode(float *out, State state, const float *a, const float *b, float *work,
                        size_t t, size_t H, Mix mix)
 {
@@ -508,15 +459,16 @@ static void mix_decode(float *out, State state, const float *a, const float *b, 
 // ------------------------------------------------------------------------------------------------
 // [layers] What every architecture here is made of.  (shared)
 
-// exp_ps: exp(x) as a polynomial, which compilers vectorise (they do not vectorise libm's): with k =
-// x/ln 2 rounded and f = x - k ln 2, exp(x) = 2^k p(f), p of degree 6. Relative error < 2e-7 from -87 to
-// 88; 0 below -87.7, inf above 88.03, NaN stays. In double precision: libm's.
+// exp_ps: exp(x) as a polynomial, which compilers vectorise (they do not vectorise libm's): with k
+// the rounded x/ln 2 and f = x - k ln 2, exp(x) = 2^k p(f), p of degree 6. Relative error < 2e-7
+// from -87 to 88; 0 below -87.7, inf above 88.38, NaN stays. In double precision: libm's.
 static inline float exp_ps(float x)
 {
 #ifdef REAL_IS_DOUBLE
     return exp(x);
 #else
-    const float lowest = -88, highest = 89, log2_e = 1.44269504088896341, rounder = 12582912; // 1.5 * 2^23
+    const float lowest = -88, highest = 89, log2_e = 1.44269504088896341;
+    const float rounder = 12582912; // 1.5 * 2^23
     const float ln2_high = 0.693359375, ln2_low = -2.12194440054690583e-4, one = 1;
     const float c2 = 0.5000000008982932, c3 = 0.1666657684599401, c4 = 0.04166652455270952;
     const float c5 = 0.008363202971578512, c6 = 0.0013928201930897837;
@@ -563,20 +515,26 @@ static inline void gemm_tile(float *restrict tile, const float *restrict x, cons
 static inline void gemm_pack(float *to, const float *x, size_t row, size_t col, size_t n, size_t K,
                              size_t width)
 {
-    for (size_t i0 = 0; i0 < n; i0 += width)
-        for (size_t k = 0; k < K; k++, to += width)
+    const float zero = 0;
+    for (size_t i0 = 0; i0 < n; i0 += width, to += width * K)
+        if (col == 1) // read along the contiguous side of x
             for (size_t i = 0; i < width; i++)
-                to[i] = i0 + i < n ? x[(i0 + i) * row + k * col] : 0;
+                for (size_t k = 0; k < K; k++)
+                    to[k * width + i] = i0 + i < n ? x[(i0 + i) * row + k] : zero;
+        else
+            for (size_t k = 0; k < K; k++)
+                for (size_t i = 0; i < width; i++)
+                    to[k * width + i] = i0 + i < n ? x[(i0 + i) * row + k * col] : zero;
 }
 
-// gemm: out (M,N) = or, with accumulate, += x (M,K) y (K,N), where x[m,k] stands at m * x_row + k *
-// x_col and y[k,n] at k * y_row + n * y_col, so any of the two may be a transpose. Threads own
-// tiles of out, and the sum over K has one order, so the result does not depend on their number.
+// gemm: out (M,N) = or, with accumulate, += x (M,K) y (K,N). x[m,k] is at m * x_row + k * x_col and
+// y[k,n] at k * y_row + n * y_col: either may be a transpose. Threads own tiles of out, and a sum
+// over K has one order, so their number does not matter.
 static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const float *y,
                  size_t y_row, size_t y_col, size_t M, size_t N, size_t K, int accumulate)
 {
     size_t m_blocks = (M + MC - 1) / MC, n_blocks = (N + NC - 1) / NC;
-#pragma omp parallel for schedule(static) if (M * N * K > 65536)
+#pragma omp parallel for schedule(static) if (M * N * K > 1 << 20)
     for (size_t block = 0; block < m_blocks * n_blocks; block++) {
         _Alignas(64) float xs[MC * KC], ys[NR * KC], tile[MR * NR];
         size_t m0 = block / n_blocks * MC, m1 = m0 + MC < M ? m0 + MC : M;
@@ -634,20 +592,20 @@ static void matmul_backward(float *dinp, float *dweight, float *dbias, const flo
     }
 }
 
-// row_moments: mean and biased variance of x (n). The mean is taken about x[0], so that a constant
-// row has variance exactly 0.
+// row_moments: mean and biased variance of x (n), summed in double: one value of 1e4 must not drown
+// the others. The mean is taken about x[0], so that a constant row has variance exactly 0.
 static void row_moments(const float *x, size_t n, float *mean, float *var)
 {
-    float sum = 0, squares = 0, first = x[0];
+    double sum = 0, squares = 0, first = x[0];
 #pragma omp simd reduction(+ : sum)
     for (size_t i = 0; i < n; i++)
         sum += x[i] - first;
-    const float m = first + sum / n;
+    const float m = first + sum / (double)n;
 #pragma omp simd reduction(+ : squares)
     for (size_t i = 0; i < n; i++)
         squares += (x[i] - m) * (x[i] - m);
     *mean = m;
-    *var = squares / n;
+    *var = squares / (double)n;
 }
 
 // normalize_row: out (n) = (x - mean) / sqrt(var + 1e-8); biased variance, nothing learned. out may
@@ -685,7 +643,7 @@ static void normalize_row_backward(float *dx, const float *dout, const float *x,
 // normalize_forward: out (N,C) = normalize_row of every row of x (N,C).
 static void normalize_forward(float *out, const float *x, size_t N, size_t C)
 {
-#pragma omp parallel for
+#pragma omp parallel for if (N * C > 65536)
     for (size_t n = 0; n < N; n++)
         normalize_row(out + n * C, x + n * C, C);
 }
@@ -693,7 +651,7 @@ static void normalize_forward(float *out, const float *x, size_t N, size_t C)
 // normalize_backward: dx (N,C) += from dout (N,C) and the forward's x (N,C).
 static void normalize_backward(float *dx, const float *dout, const float *x, size_t N, size_t C)
 {
-#pragma omp parallel for
+#pragma omp parallel for if (N * C > 65536)
     for (size_t n = 0; n < N; n++)
         normalize_row_backward(dx + n * C, dout + n * C, x + n * C, C, 1);
 }
@@ -702,7 +660,7 @@ static void normalize_backward(float *dx, const float *dout, const float *x, siz
 static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
                           size_t B, size_t T, size_t C)
 {
-#pragma omp parallel for
+#pragma omp parallel for if (B * T * C > 65536)
     for (size_t i = 0; i < B * T; i++)
         for (size_t c = 0; c < C; c++)
             out[i * C + c] = wte[(size_t)tokens[i] * C + c] + wpe[i % T * C + c];
@@ -733,8 +691,8 @@ static int argmax(const float *x, size_t n)
 }
 
 // crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
-// predictions (N) = argmax; dlogits (N,V) = the gradient of the mean loss, (softmax - onehot) / count,
-// or NULL; logits (N,V), targets (N). Returns the mean over the targets that count, 0 if none does.
+// predictions (N) = argmax; dlogits (N,V) = the mean loss's gradient (softmax - onehot) / count, or
+// NULL; logits (N,V), targets (N). Returns the mean over the targets that count, 0 if none does.
 static double crossentropy(float *losses, int *predictions, float *dlogits, const float *logits,
                            const int *targets, size_t N, size_t V)
 {
@@ -744,15 +702,16 @@ static double crossentropy(float *losses, int *predictions, float *dlogits, cons
 #pragma omp parallel for
     for (size_t n = 0; n < N; n++) {
         const float *x = logits + n * V, zero = 0, one = 1;
-        float *dx = dlogits + n * V;
-        double sum = 0;
         int target = targets[n], top = predictions[n] = argmax(x, V);
+        double sum = 0;
         for (size_t i = 0; i < V; i++)
             sum += exp_ps(x[i] - x[top]);
         losses[n] = target == IGNORE ? 0 : log(sum) + x[top] - x[target];
         const float scale = target == IGNORE ? zero : one / (sum * count);
         for (size_t i = 0; dlogits && i < V; i++)
-            dx[i] = scale * exp_ps(x[i] - x[top]) - ((int)i == target ? one / count : zero);
+            dlogits[n * V + i] = scale * exp_ps(x[i] - x[top]);
+        if (dlogits && target != IGNORE)
+            dlogits[n * V + target] -= one / count;
     }
     for (size_t n = 0; n < N; n++)
         total += losses[n];
@@ -776,31 +735,28 @@ static double gradient_norm(const Arena *grads)
     return sqrt(sum);
 }
 
-// adamw: one update of every tensor, gradients first multiplied by grad_scale (clipping):
-//   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,
-//   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p),  n =
-//   step + 1.
-// Moments below 1e-30 become 0: under eps they move nothing, and denormal numbers are slow.  [arXiv
-// 1711.05101]
+// adamw: one update of every tensor; gradients are first multiplied by grad_scale (clipping):
+//   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  n = step + 1,
+//   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p)
+// Moments below 1e-30 become 0: they move nothing and denormals are slow.  [arXiv 1711.05101]
 static void adamw(Weights *w, const Training *t, double lr, double grad_scale, long step)
 {
     const float beta1 = t->beta1, beta2 = t->beta2, rest1 = 1 - t->beta1, rest2 = 1 - t->beta2;
-    const float over_c1 = 1 / (1 - pow(t->beta1, (double)step + 1)), tiny = 1e-30, zero = 0;
-    const float over_c2 = 1 / (1 - pow(t->beta2, (double)step + 1)), eps = t->adam_eps,
-                scale = grad_scale;
+    const float over_c1 = 1 / (1 - pow(t->beta1, (double)step + 1)), eps = t->adam_eps;
+    const float over_c2 = 1 / (1 - pow(t->beta2, (double)step + 1)), scale = grad_scale;
+    const float tiny = 1e-30, zero = 0;
     for (int k = 0; k < w->params.n; k++) {
         const Tensor *row = &w->params.table[k];
         const float rate = lr * row->lr_scale, decay = row->decay ? t->weight_decay : 0;
         const float *g = arena_data(&w->grads, k);
-        float *p = arena_data(&w->params, k), *m_k = arena_data(&w->m, k),
-              *v_k = arena_data(&w->v, k);
+        float *p = arena_data(&w->params, k), *m = arena_data(&w->m, k), *v = arena_data(&w->v, k);
         size_t n = tensor_size(row);
 #pragma omp parallel for simd if (n > 65536)
         for (size_t i = 0; i < n; i++) {
             float g_i = scale * g[i];
-            float m_i = beta1 * m_k[i] + rest1 * g_i, v_i = beta2 * v_k[i] + rest2 * g_i * g_i;
-            m_k[i] = m_i = fabs(m_i) < tiny ? zero : m_i;
-            v_k[i] = v_i = v_i < tiny ? zero : v_i;
+            float m_i = beta1 * m[i] + rest1 * g_i, v_i = beta2 * v[i] + rest2 * g_i * g_i;
+            m[i] = m_i = fabs(m_i) < tiny ? zero : m_i;
+            v[i] = v_i = v_i < tiny ? zero : v_i;
             p[i] -= rate * (m_i * over_c1 / (sqrt(v_i * over_c2) + eps) + decay * p[i]);
         }
     }
@@ -811,8 +767,7 @@ static void adamw(Weights *w, const Training *t, double lr, double grad_scale, l
 
 typedef struct {
     Mix mix;
-    int layers, channels, hidden;
-    int task;
+    int layers, channels, hidden, task;
     TaskOptions task_options;
     Training training;
 } Config;
@@ -861,8 +816,8 @@ static void model_plan(Model *m, const Config *config)
     m->config = *config;
     m->task = &TASKS[config->task];
     const TaskShape shape = m->task->shape(&config->task_options);
-    const size_t B = m->B = (size_t)config->training.batch_size, T = m->T = shape.T, V = m->V = shape.V;
-    const size_t L = m->L = (size_t)config->layers, C = m->C = (size_t)config->channels;
+    const size_t B = m->B = (size_t)config->training.batch_size, L = m->L = (size_t)config->layers;
+    const size_t T = m->T = shape.T, V = m->V = shape.V, C = m->C = (size_t)config->channels;
     const size_t H = m->H = (size_t)config->hidden, work = m->work_size = mix_work(T, H);
     const size_t D = m->decode_B = !config->mix.causal ? 0 : B < 32 ? B : 32;
     const size_t quadratic = config->mix.model == QUADRATIC ? L : 0, linear = L - quadratic;
@@ -933,9 +888,8 @@ static void model_free(Model *m)
     batch_free(&m->batch);
 }
 
-// model_flops: floating-point operations of one training step, an exponential counted as one: 6 per
-// weight and token in the matrix products; per channel and pair of the quadratic layer 17, and 8 in
-// the products for exact; per channel and token of the linear one 40.
+// model_flops: floating-point operations of one training step, exponentials included: 6 per weight
+// and token; per channel and pair 17, and 8 in the products for exact; or 40 per channel and token.
 static double model_flops(const Model *m)
 {
     const Mix mix = m->config.mix;
@@ -964,7 +918,7 @@ static void model_forward(Model *m)
     embed_forward(acts.x, m->batch.inputs, p.wte, p.wpe, B, T, C);
     for (size_t l = 0; l < L; l++) {
         Acts k = layer_acts(m, l);
-        float *next = k.x + N * C;
+        float *next = k.x + N * C; // x of the layer after
         normalize_forward(k.r, k.x, N, C);
         matmul_forward(k.a, k.r, p.right_w + l * H * C, p.right_b + l * H, N, C, H, 0);
         matmul_forward(k.b, k.r, p.left_w + l * H * C, NULL, N, C, H, 0);
@@ -974,7 +928,8 @@ static void model_forward(Model *m)
     }
     normalize_forward(acts.y, acts.x + L * N * C, N, C);
     matmul_forward(acts.logits, acts.y, p.head_w, NULL, N, C, m->V, 0);
-    m->loss = crossentropy(acts.losses, m->batch.predictions, NULL, acts.logits, m->batch.targets, N, m->V);
+    m->loss = crossentropy(acts.losses, m->batch.predictions, NULL, acts.logits, m->batch.targets,
+                           N, m->V);
 }
 
 // model_zero_grad: clear the gradients of the parameters.
@@ -990,7 +945,8 @@ static void model_backward(Model *m)
     Params p = m->params, g = m->grads;
     Acts acts = m->acts;
     Dacts d = m->dacts;
-    crossentropy(acts.losses, m->batch.predictions, d.dlogits, acts.logits, m->batch.targets, N, m->V);
+    crossentropy(acts.losses, m->batch.predictions, d.dlogits, acts.logits, m->batch.targets, N,
+                 m->V);
     matmul_backward(d.dr, g.head_w, NULL, d.dlogits, acts.y, p.head_w, N, C, m->V, 0);
     memset(d.dx, 0, N * C * sizeof(float));
     normalize_backward(d.dx, d.dr, acts.x + L * N * C, N, C);
@@ -998,22 +954,23 @@ static void model_backward(Model *m)
         Acts k = layer_acts(m, l);
         size_t w = l * H * C;
         matmul_backward(d.d_o, g.out_w + w, g.out_b + l * C, d.dx, k.o, p.out_w + w, N, H, C, 0);
-        mix_backward(d.da, d.db, d.d_o, k.saved, k.a, k.b, d.work, m->work_size, B, T, H, m->config.mix);
-        matmul_backward(d.dr, g.right_w + w, g.right_b + l * H, d.da, k.r, p.right_w + w, N, C, H, 0);
+        mix_backward(d.da, d.db, d.d_o, k.saved, k.a, k.b, d.work, m->work_size, B, T, H,
+                     m->config.mix);
+        float *right_b = g.right_b + l * H;
+        matmul_backward(d.dr, g.right_w + w, right_b, d.da, k.r, p.right_w + w, N, C, H, 0);
         matmul_backward(d.dr, g.left_w + w, NULL, d.db, k.r, p.left_w + w, N, C, H, 1);
         normalize_backward(d.dx, d.dr, k.x, N, C); // adds to the residual's gradient
     }
     embed_backward(g.wte, g.wpe, d.dx, m->batch.inputs, B, T, C);
 }
 
-// model_decode: position t of D <= decode_B sequences: returns logits (D,V) for tokens (D), given the
-// positions 0..t-1 decoded before; t = 0 starts anew. Uses dacts as scratch. Dies when t is past the T
-// learned positions.
+// model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, after positions 0..t-1;
+// t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
-    size_t C = m->C, H = m->H, T = m->T;
-    Params p = m->params;
-    Dacts d = m->dacts;
+    const size_t C = m->C, H = m->H, T = m->T;
+    const Params p = m->params;
+    const Dacts d = m->dacts;
     if (t >= T)
         die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
             "hint: train on longer sequences", t, T);
@@ -1022,9 +979,11 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
         normalize_forward(d.dr, d.dx, D, C);
         matmul_forward(d.da, d.dr, p.right_w + l * H * C, p.right_b + l * H, D, C, H, 0);
         matmul_forward(d.db, d.dr, p.left_w + l * H * C, NULL, D, C, H, 0);
+#pragma omp parallel for
         for (size_t i = 0; i < D; i++) {
+            float *work = d.work + threads_index() * m->work_size;
             State s = state_at(m->state, l * m->decode_B + i, T, H);
-            mix_decode(d.d_o + i * H, s, d.da + i * H, d.db + i * H, d.work, t, H, m->config.mix);
+            mix_decode(d.d_o + i * H, s, d.da + i * H, d.db + i * H, work, t, H, m->config.mix);
         }
         matmul_forward(d.dx, d.d_o, p.out_w + l * C * H, p.out_b + l * C, D, H, C, 1);
     }
@@ -1036,10 +995,17 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
 // ------------------------------------------------------------------------------------------------
 // [train] The loop: batches, updates, evaluation, checkpoints.  (shared)
 
+// load_batch: inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL.
+static void load_batch(Model *m, uint64_t stream, long number)
+{
+    const Config *c = &m->config;
+    task_batch(m->task, &c->task_options, c->training.seed, stream, number, &m->batch);
+}
+
 // forward_backward: loss and gradients of training batch `step`; dies when the loss is not finite.
 static void forward_backward(Model *m, long step)
 {
-    task_batch(m->task, &m->config.task_options, m->config.training.seed, STREAM_TRAIN, step, &m->batch);
+    load_batch(m, STREAM_TRAIN, step);
     model_forward(m);
     training_stop_if_bad("loss", m->loss, step, &m->weights, &m->acts_arena);
     model_zero_grad(m);
@@ -1056,9 +1022,9 @@ static void train_step(Model *m, long step, LogRow *row)
     const Training *t = &m->config.training;
     double start = seconds_now();
     forward_backward(m, step);
-    double norm = gradient_norm(&m->weights.grads), clip = t->grad_clip, lr = learning_rate(t, step);
+    double norm = gradient_norm(&m->weights.grads), lr = learning_rate(t, step);
     training_stop_if_bad("gradient norm", norm, step, &m->weights, &m->acts_arena);
-    adamw(&m->weights, t, lr, clip > 0 && norm > clip ? clip / norm : 1, step);
+    adamw(&m->weights, t, lr, t->grad_clip > 0 ? fmin(1, t->grad_clip / norm) : 1, step);
     double acc = task_score(m->task, &m->batch, m->B);
     double ms = 1e3 * (seconds_now() - start);
     *row = (LogRow){step, "train", m->loss, acc, lr, norm, ms, 1e3 * (double)(m->B * m->T) / ms};
@@ -1067,31 +1033,30 @@ static void train_step(Model *m, long step, LogRow *row)
 // evaluate: loss and accuracy on fresh sequences, each prediction given the true past.
 static LogRow evaluate(Model *m, long step)
 {
-    task_batch(m->task, &m->config.task_options, m->config.training.seed, STREAM_EVAL, 0, &m->batch);
+    load_batch(m, STREAM_EVAL, 0);
     model_forward(m);
-    double acc = task_score(m->task, &m->batch, m->B);
-    return (LogRow){step, "val", m->loss, acc, 0, 0, 0, 0};
+    return (LogRow){step, "val", m->loss, task_score(m->task, &m->batch, m->B), 0, 0, 0, 0};
 }
 
-// greedy: accuracy on the first decode_B sequences of the batch when the model, after the prompt,
-// reads its own output. Fills their predictions.
+// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it predicted.
 static double greedy(Model *m)
 {
     size_t prompt = m->task->shape(&m->config.task_options).prompt, T = m->T, D = m->decode_B;
-    int *tokens = alloc_zero(D, sizeof(int), "tokens");
+    const int *inputs = m->batch.inputs;
+    int *predictions = m->batch.predictions, *tokens = alloc_zero(D, sizeof(int), "tokens");
     for (size_t t = 0; t < T; t++) {
         for (size_t i = 0; i < D; i++)
-            tokens[i] = t < prompt ? m->batch.inputs[i * T + t] : m->batch.predictions[i * T + t - 1];
+            tokens[i] = t < prompt ? inputs[i * T + t] : predictions[i * T + t - 1];
         const float *logits = model_decode(m, tokens, t, D);
         for (size_t i = 0; i < D; i++)
-            m->batch.predictions[i * T + t] = argmax(logits + i * m->V, m->V);
+            predictions[i * T + t] = argmax(logits + i * m->V, m->V);
     }
     free(tokens);
     return task_score(m->task, &m->batch, D);
 }
 
-// train: take an allocated model through its configuration: start or resume, then evaluate, save
-// and update until the steps are done, --stop-at is reached or Ctrl-C is pressed. Prints RESULT.
+// train: take an allocated model through its configuration until the steps are done, --stop-at is
+// reached or Ctrl-C is pressed; evaluate, save and print RESULT.
 static void train(Model *m, const Options *options)
 {
     const Training *t = &m->config.training;
@@ -1101,12 +1066,13 @@ static void train(Model *m, const Options *options)
     LogRow row = {0}, val = {0};
     char checkpoint[LOG_PATH];
     double train_ms = 0;
-    long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task, model);
+    long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task,
+                               model);
     const long first = step;
     if (t->dump) {
         forward_backward(m, 0);
-        dump_write(t->dump, m->batch.inputs, m->batch.targets, m->B, m->T, m->loss, &m->weights, &m->acts_arena,
-                   options, ARCHITECTURE);
+        dump_write(t->dump, m->batch.inputs, m->batch.targets, m->B, m->T, m->loss, &m->weights,
+                   &m->acts_arena, options, ARCHITECTURE);
         if (t->steps == 0)
             return;
     }
@@ -1132,8 +1098,6 @@ static void train(Model *m, const Options *options)
     double greedy_acc = m->decode_B ? greedy(m) : -1;
     if (m->decode_B)
         task_show(m->task, &m->config.task_options, m->batch.inputs, m->batch.predictions);
-    if (*interrupted)
-        log_line(&log, "interrupted: the same options with --out %s --resume go on\n", log.dir);
     TaskShape shape = m->task->shape(&m->config.task_options);
     training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
                     step > first ? train_ms / (double)(step - first) : 0);
@@ -1143,16 +1107,18 @@ static void train(Model *m, const Options *options)
 // ------------------------------------------------------------------------------------------------
 // [main] Options, presets, start.
 
-#define PAPER "--layers 12 --channels 192 --hidden 192 --batch-size 320 --lr 5e-4 --steps 2000"
+#define BATCH_320 "--batch-size 320 --schedule constant "
+#define PAPER BATCH_320 "--layers 12 --channels 192 --hidden 192 --lr 5e-4 --steps 2000"
 static const Preset PRESETS[] = {
-    {"main", "--string-size 32", "`make run`: 32 letters on two cores"},
-    {"copy-s16", PAPER " --string-size 16", "the paper's model and task, Fig. 4"},
-    {"copy-s32", PAPER " --string-size 32", "the same, 32 letters"},
-    {"copy-s64", PAPER " --string-size 64", "the same, 64 letters"},
-    {"copy-s128", PAPER " --string-size 128", "the same, 128 letters: Fig. 2, 3 and 4"},
-    {"copy-s256", PAPER " --string-size 256", "the same, 256 letters"},
-    {"state-expansion", "--model linear --string-size 64 --layers 6 --channels 96 --hidden 384 "
-     "--steps 1500 --batch-size 320", "accuracy against state size: vary --hidden from 96 to 1536"},
+    {"main", "--string-size 32 --channels 96 --hidden 96 --lr 1e-3 --schedule constant --steps 600",
+     "`make run`: 32 letters on two cores"},
+    {"copy-s16", PAPER " --string-size 16", "the paper's model, Fig. 4"},
+    {"copy-s32", PAPER " --string-size 32", "the paper's model, Fig. 4"},
+    {"copy-s64", PAPER " --string-size 64", "the paper's model, Fig. 4"},
+    {"copy-s128", PAPER " --string-size 128", "the paper's model, Fig. 2, 3 and 4"},
+    {"copy-s256", PAPER " --string-size 256", "the paper's model, Fig. 4"},
+    {"state-expansion", BATCH_320 "--model linear --layers 6 --channels 96 --hidden 384 --lr 1e-3 "
+     "--steps 1500 --string-size 64", "accuracy against state: --hidden 96 to 1536"},
     {NULL, NULL, NULL},
 };
 
@@ -1165,12 +1131,12 @@ static void config_options(Options *options, Config *c)
         {"causal", OPT_CHOICE, &c->mix.causal, "yes", 0, 0, "no|yes", DEFINES_MODEL, "no: BiRN"},
         {"prenorm", OPT_CHOICE, &c->mix.prenorm, "auto", 0, 0, "exact|approx|none|auto",
          DEFINES_MODEL, "normalize pairs, sides, nothing; auto: exact, for linear approx"},
-        {"postnorm", OPT_CHOICE, &c->mix.postnorm, "yes", 0, 0, "no|yes", DEFINES_MODEL, "of the sum"},
+        {"postnorm", OPT_CHOICE, &c->mix.postnorm, "yes", 0, 0, "no|yes", DEFINES_MODEL, "of s"},
         {"activation", OPT_CHOICE, &c->mix.activation, "exp", 0, 0, "exp|relu|elu|gelu",
          DEFINES_MODEL, "psi"},
         {"layers", OPT_INT, &c->layers, "2", 1, 1024, "L", DEFINES_MODEL, "blocks"},
         {"channels", OPT_INT, &c->channels, "64", 1, 1 << 16, "C", DEFINES_MODEL, "of the stream"},
-        {"hidden", OPT_INT, &c->hidden, "64", 1, 1 << 16, "H", DEFINES_MODEL, "channels of the sum"},
+        {"hidden", OPT_INT, &c->hidden, "256", 1, 1 << 16, "H", DEFINES_MODEL, "of the sum"},
     };
     task_options(options, &c->task, &c->task_options);
     options_add(options, rows, sizeof rows / sizeof *rows);
@@ -1184,17 +1150,17 @@ static void config_check(Config *c)
     if (mix->prenorm == AUTO)
         mix->prenorm = mix->model == LINEAR ? APPROX : EXACT;
     if (mix->model == LINEAR && mix->activation != EXP)
-        die(EXIT_USAGE, "--model linear: expected --activation exp: only exp(a + b) factors into exp(a) "
-            "exp(b)\nhint: --model quadratic takes every activation");
+        die(EXIT_USAGE, "--model linear: expected --activation exp: only exp(a + b) factors into "
+            "exp(a) exp(b)\nhint: --model quadratic takes every activation");
     if (mix->model == LINEAR && mix->prenorm == EXACT)
-        die(EXIT_USAGE, "--model linear: expected --prenorm approx or none: exact normalizes every pair, "
-            "so the sum does not factor\nhint: --model quadratic takes exact");
+        die(EXIT_USAGE, "--model linear: expected --prenorm approx or none: exact normalizes every "
+            "pair, so the sum does not factor\nhint: --model quadratic takes exact");
     if (!mix->causal && TASKS[c->task].shape(&c->task_options).causal)
-        die(EXIT_USAGE, "--causal no: the inputs of --task %s show its targets, and a bidirectional model "
-            "reads them\nhint: --causal yes", TASKS[c->task].name);
+        die(EXIT_USAGE, "--causal no: the inputs of --task %s show its targets, a bidirectional "
+            "model reads them\nhint: --causal yes", TASKS[c->task].name);
     if (mix->model == QUADRATIC && mix->prenorm == APPROX && c->hidden > 491)
-        die(EXIT_USAGE, "--hidden %d: expected at most 491 for --model quadratic --prenorm approx, whose "
-            "sums reach exp(2 sqrt(hidden))\nhint: --model linear computes the same in log space", c->hidden);
+        die(EXIT_USAGE, "--hidden %d: expected at most 491 for --model quadratic --prenorm approx: "
+            "its sums reach exp(2 sqrt(H))\nhint: --model linear has no such limit", c->hidden);
     training_check(&c->training);
 }
 
@@ -1216,8 +1182,9 @@ int main(int argc, char **argv)
     static Model model;
     static Options options;
     config_options(&options, &config);
-    options_parse(&options, PRESETS, argc, argv, "train_causalrn: CausalRN on the CPU. Without options: "
-                  "copying 16 letters.", preset_cost);
+    options_parse(&options, PRESETS, argc, argv,
+                  "train_causalrn: CausalRN on the CPU. Without options: copying 16 letters.",
+                  preset_cost);
     config_check(&config);
     threads_set(config.training.threads);
     model_plan(&model, &config);

@@ -4,6 +4,10 @@
     plot.py RUN... --out picture.png       a RUN is a directory with log.csv, or a CSV file
     plot.py RUN... --label A A B --group   one curve per label: the median of its runs (seeds) and a
                                            band from their minimum to their maximum
+    plot.py RUN... --panel A A B           a panel for each name
+    plot.py RUN... --points hidden --y acc the runs' final accuracy over an option of theirs; --y
+                                           first_99: the first training step of accuracy >= 0.99
+    plot.py RUN... --table                 print a row for each run; with --out the picture as well
     plot.py RUN --thin 10 --out small.csv  a copy with every 10th training row, for committing
 
 A log is `#` lines (configuration), the header step,split,loss,acc,lr,grad_norm,ms,tokens_per_s, and
@@ -19,8 +23,9 @@ import sys
 
 HEADER = "step,split,loss,acc,lr,grad_norm,ms,tokens_per_s"
 COLUMNS = HEADER.split(",")
-Y_AXIS = {"loss": "Loss (nats per token)", "acc": "Accuracy"}
+Y_AXIS = {"loss": "Loss (nats per token)", "acc": "Accuracy", "first_99": "Steps to 99% accuracy"}
 X_AXIS = {"step": "Step", "seconds": "Time (s)"}
+OPTION_AXIS = {"string-size": "String size S", "hidden": "Hidden size H"}
 # Okabe and Ito's colours, which colour-blind readers tell apart; dashes for more than eight curves
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#999999")
 DASHES = ("-", "--", "-.", ":")
@@ -76,19 +81,55 @@ def read_log(path):
     return rows
 
 
-def curve(path, args):
-    """The points xs, ys of a log that the arguments ask for."""
-    xs, ys, seconds, last = [], [], 0.0, -1
-    for row in read_log(path):
+def timed(rows):
+    """(row, seconds of training up to and with it) of each row."""
+    seconds, last = 0.0, -1
+    for row in rows:
         if row["split"] == "train" and math.isfinite(row["ms"]):
             seconds += max(row["step"] - last, 0) * row["ms"] / 1000
             last = row["step"]
+        yield row, seconds
+
+
+def curve(path, args):
+    """The points xs, ys of a log that the arguments ask for."""
+    xs, ys = [], []
+    for row, seconds in timed(read_log(path)):
         if row["split"] == args.split and math.isfinite(row[args.y]):
             xs.append(seconds if args.x == "seconds" else row["step"])
             ys.append(row[args.y])
     if not xs:
         raise Trouble(f"{path}: no {args.y} of split {args.split}")
     return xs, smooth(ys, args.smooth)
+
+
+def summary(path):
+    """What a run came to: its options; steps, first_99 (nan: never), ms (median), seconds of
+    training; loss and acc on fresh sequences at its end, nan for a run that stopped before it."""
+    head, _ = read_lines(path)
+    options = dict(word.split("=", 1) for line in head for word in line.split() if "=" in word)
+    rows = list(timed(read_log(path)))
+    train = [row for row, _ in rows if row["split"] == "train"]
+    if not train:
+        raise Trouble(f"{path}: no training row")
+    end = rows[-1][0] if rows[-1][0]["split"] == "val" else {"loss": math.nan, "acc": math.nan}
+    return {"options": options, "steps": train[-1]["step"] + 1, "loss": end["loss"],
+            "acc": end["acc"], "first_99": min((r["step"] for r in train if r["acc"] >= 0.99),
+                                               default=math.nan),
+            "ms": statistics.median(row["ms"] for row in train), "seconds": rows[-1][1]}
+
+
+def print_table(args):
+    cells = [("curve", "seed", "steps", "first 99%", "loss", "accuracy", "ms/step", "seconds")]
+    columns = (("steps", ".0f"), ("first_99", ".0f"), ("loss", ".4f"), ("acc", ".4f"),
+               ("ms", ".2f"), ("seconds", ".1f"))
+    for label, run in zip(labels(args), args.runs):
+        s = summary(log_path(run))
+        cells.append((label, s["options"].get("seed", "-"))
+                     + tuple(f"{s[k]:{f}}" if math.isfinite(s[k]) else "-" for k, f in columns))
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    for line in cells:
+        print(line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:])))
 
 
 def smooth(ys, n):
@@ -122,10 +163,21 @@ def labels(args):
     return args.label or [os.path.basename(os.path.normpath(run)) for run in args.runs]
 
 
-def groups(args):
+def panels(args):
+    """(name, labels, runs) of each panel; without --panel one of no name."""
+    if args.panel and len(args.panel) != len(args.runs):
+        raise Trouble(f"--panel: expected a name for each of the {len(args.runs)} runs, "
+                      f"got {len(args.panel)}")
+    named = {}
+    for panel, label, run in zip(args.panel or [None] * len(args.runs), labels(args), args.runs):
+        named.setdefault(panel, []).append((label, run))
+    return [(panel, *zip(*members)) for panel, members in named.items()]
+
+
+def groups(labels_of, runs, args):
     """(label, xs, ys, low, high) of each curve to draw; low and high are None without a band."""
     named = {}
-    for label, run in zip(labels(args), args.runs):
+    for label, run in zip(labels_of, runs):
         named.setdefault(label, []).append(curve(log_path(run), args))
     for label, curves in named.items():
         if args.group and len(curves) > 1:
@@ -144,6 +196,65 @@ def draw_curves(axes, curves):
                   marker="o" if len(xs) == 1 else None, markersize=3)
         if low:
             axes.fill_between(xs, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def option_value(s, args, run):
+    text = s["options"].get(args.points)
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        raise Trouble(f"{run}: --points {args.points}: expected a number among its options, "
+                      f"got {text}")
+
+
+def draw_points(axes, args):
+    """A mark for each run, a line through each label's medians. Runs that never came to 99% stand
+    above the line of the steps they had."""
+    named, ticks, cap = {}, set(), 0
+    for label, run in zip(labels(args), args.runs):
+        s = summary(log_path(run))
+        x = option_value(s, args, run)
+        if args.y != "first_99" and math.isnan(s[args.y]):
+            print(f"left out: {run}: no final {args.y}", file=sys.stderr)
+            continue
+        ticks.add(x)
+        cap = max(cap, float(s["options"].get("steps", s["steps"])))
+        named.setdefault(label, {}).setdefault(x, []).append(s[args.y])
+    if not ticks:
+        raise Trouble(f"--points: no run has a final {args.y}")
+    missing = any(math.isnan(y) for group in named.values() for ys in group.values() for y in ys)
+    above = cap * (1.35 if args.logy else 1.07)
+    for n, (label, group) in enumerate(named.items()):
+        aside = 2 ** (0.1 * (n - (len(named) - 1) / 2))  # so that curves do not hide each other
+        look = {"color": COLOURS[n % len(COLOURS)], "linestyle": "none", "markersize": 4.5}
+        seen = [(x * aside, y) for x, ys in group.items() for y in ys if not math.isnan(y)]
+        never = {x * aside: (sum(map(math.isnan, ys)), len(ys)) for x, ys in group.items()
+                 if any(map(math.isnan, ys))}
+        axes.plot(*zip(*seen) if seen else ([], []), marker="o", fillstyle="none", **look)
+        axes.plot(list(never), [above] * len(never), marker="^", **look)
+        for x, (some, of) in never.items():
+            if some < of:
+                axes.annotate(f"{some}/{of}", (x, above), xytext=(0, 5), ha="center", fontsize=6,
+                              textcoords="offset points", color=look["color"])
+        medians = {x: statistics.median(math.inf if math.isnan(y) else y for y in ys)
+                   for x, ys in sorted(group.items())}
+        axes.plot([x * aside for x in medians],
+                  [y if math.isfinite(y) else math.nan for y in medians.values()],
+                  color=look["color"], marker="_", markersize=9, linewidth=1.2,
+                  label=f"{label} (median of {max(map(len, group.values()))})")
+    if missing:
+        axes.axhline(cap, color="0.45", linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.annotate(f"not within {cap:.0f} steps", (0, cap), xytext=(4, 2), fontsize=7,
+                      xycoords=("axes fraction", "data"), textcoords="offset points", color="0.35")
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(ticks), [f"{x:g}" for x in sorted(ticks)])
+    if args.logy:
+        axes.yaxis.set_major_locator(axes.yaxis.get_major_locator().__class__(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.minorticks_off()
+    axes.set_xlim(min(ticks) / 1.4, max(ticks) * 1.4)
+    if args.y == "first_99" and not args.logy:
+        axes.set_ylim(bottom=0)
 
 
 def draw_hlines(axes, args):
@@ -176,48 +287,60 @@ def draw_zoom(axes, curves, args):
 
 
 def draw(plt, args):
-    curves = list(groups(args))
-    panels = 2 if args.zoom else 1
-    figure, axes = plt.subplots(1, panels, figsize=(5.6 * panels ** 0.75, 3.5), squeeze=False,
-                                layout="constrained")
-    main_axes = axes[0][0]
-    draw_curves(main_axes, curves)
-    draw_hlines(main_axes, args)
+    parts = panels(args)
+    if args.zoom and (args.panel or args.points) or args.points and args.panel:
+        raise Trouble("--zoom, --panel, --points: expected one of them")
+    if args.y == "first_99" and not args.points:
+        raise Trouble("--y first_99: a run has one, it makes no curve; add --points OPTION")
+    n = len(parts) + bool(args.zoom)
+    figure, axes = plt.subplots(1, n, figsize=(5.6 * n ** 0.75, 3.5), squeeze=False,
+                                sharey=bool(args.panel), layout="constrained")
+    axes = axes[0]
+    for a, (name, labels_of, runs) in zip(axes, parts):
+        if args.logy:
+            a.set_yscale("log")
+        if args.points:
+            draw_points(a, args)
+        else:
+            curves = list(groups(labels_of, runs, args))
+            draw_curves(a, curves)
+        draw_hlines(a, args)
+        if args.xlim:
+            a.set_xlim(args.xlim)
+        if args.ylim:
+            a.set_ylim(args.ylim)
+        a.legend(frameon=False, fontsize=8)
+        if name:
+            a.set_title(name, fontsize=9)
     if args.zoom:
-        draw_zoom(axes[0][1], curves, args)
-    if args.logy:
-        main_axes.set_yscale("log")
-    if args.xlim:
-        main_axes.set_xlim(args.xlim)
-    if args.ylim:
-        main_axes.set_ylim(args.ylim)
-    for a in axes[0]:
+        draw_zoom(axes[1], curves, args)
+    for a in axes:
         a.spines[["top", "right"]].set_visible(False)
         a.grid(True, color="0.9", linewidth=0.6)
         a.set_axisbelow(True)
-        a.set_xlabel(X_AXIS[args.x])
-    y_axis = Y_AXIS[args.y] + (f", {args.split}" if args.split != "train" else "")
-    main_axes.set_ylabel(y_axis + (f", mean of {args.smooth}" if args.smooth > 1 else ""))
-    main_axes.legend(frameon=False, fontsize=8)
+        a.set_xlabel(OPTION_AXIS.get(args.points, args.points) if args.points else X_AXIS[args.x])
+    split = "" if args.y == "first_99" else "val" if args.points else args.split
+    y_axis = Y_AXIS[args.y] + (f", {split}" if split not in ("", "train") else "")
+    axes[0].set_ylabel(y_axis + (f", mean of {args.smooth}" if args.smooth > 1 else ""))
     if args.title:
         figure.suptitle(args.title, fontsize=10)
     return figure
 
 
 def thin(args):
-    """Write a log with its first, its last, every N-th training row and all others (val)."""
+    """Write a log with every N-th training row, the first, the last, the first of accuracy 0.99,
+    and all others (val)."""
     if len(args.runs) != 1:
         raise Trouble(f"--thin: expected one run, got {len(args.runs)}")
     path = log_path(args.runs[0])
     if os.path.exists(args.out) and os.path.samefile(path, args.out):
         raise Trouble(f"--out: {args.out} is the log itself; give another name")
     head, rows = read_lines(path)
-    kept, trained = [], 0
-    for i, (line, row) in enumerate(zip(rows, read_log(path))):
-        train = row["split"] == "train"
-        if not train or trained % args.thin == 0 or i in (0, len(rows) - 1):
-            kept.append(line)
-        trained += train
+    read = read_log(path)
+    train = [i for i, row in enumerate(read) if row["split"] == "train"]
+    drop = set(train) - set(train[::args.thin] + train[-1:])
+    drop.discard(next((i for i in train if read[i]["acc"] >= 0.99), None))
+    kept = [line for i, line in enumerate(rows) if i not in drop]
     note = f"# thinned by dev/plot.py: {len(kept)} of {len(rows)} rows"
     write(args.out, "\n".join(head[:-1] + [note, head[-1]] + kept) + "\n")
     print(f"{args.out}: {len(kept)} of {len(rows)} rows")
@@ -242,12 +365,15 @@ def parse(argv):
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory, or a CSV file")
-    p.add_argument("--out", required=True, metavar="FILE", help="the picture (or the thinned CSV)")
+    p.add_argument("--out", metavar="FILE", help="the picture (or the thinned CSV)")
     p.add_argument("--svg", action="store_true", help="also write the picture as FILE.svg")
     p.add_argument("--y", choices=Y_AXIS, default="loss")
     p.add_argument("--x", choices=X_AXIS, default="step")
     p.add_argument("--split", choices=("train", "val"), default="train", help="default: train")
     p.add_argument("--label", nargs="+", metavar="NAME", help="a name for each run")
+    p.add_argument("--panel", nargs="+", metavar="NAME", help="a panel for each run")
+    p.add_argument("--points", metavar="OPTION", help="ends of runs over a numeric option")
+    p.add_argument("--table", action="store_true", help="print a row for each run")
     p.add_argument("--group", action="store_true", help="draw runs of one label as one curve")
     p.add_argument("--smooth", type=positive, default=1, metavar="N", help="mean of N points")
     p.add_argument("--title")
@@ -259,7 +385,10 @@ def parse(argv):
                    help="a horizontal line; may be repeated")
     p.add_argument("--thin", type=positive, metavar="N", help="write every N-th row instead")
     p.add_argument("--optional", action="store_true", help="without matplotlib, exit 0")
-    return p.parse_args(argv)
+    args = p.parse_args(argv)
+    if not args.out and (args.thin or not args.table):
+        p.error("the following arguments are required: --out")
+    return args
 
 
 def main(argv):
@@ -267,6 +396,10 @@ def main(argv):
     try:
         if args.thin:
             thin(args)
+            return 0
+        if args.table:
+            print_table(args)
+        if not args.out:
             return 0
         try:
             import matplotlib

@@ -25,6 +25,7 @@
 #define STREAM_EVAL 0x0300000000000000u
 #define STREAM_SAMPLE 0x0400000000000000u
 
+// rand_mix: the finaliser: every bit of z moves every bit of the result.
 SEQ_HOST_DEVICE
 static inline uint64_t rand_mix(uint64_t z)
 {

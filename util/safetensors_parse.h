@@ -362,11 +362,13 @@ static inline int st_by_offset(const void *a, const void *b)
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
+// st_by_name: order of two entries by name, for qsort.
 static inline int st_by_name(const void *a, const void *b)
 {
     return strcmp((*(StEntry *const *)a)->name, (*(StEntry *const *)b)->name);
 }
 
+// st_by_key: order of two metadata strings by key, for qsort.
 static inline int st_by_key(const void *a, const void *b)
 {
     return strcmp(((const StMeta *)a)->key, ((const StMeta *)b)->key);

@@ -33,11 +33,11 @@ static inline void training_options(Options *options, Training *t)
          "sequences in a batch"},
         {"steps", OPT_INT, &t->steps, "1000", 0, 1e9, "updates", DEFINES_TRAINING,
          "0: evaluate only, write no run"},
-        {"lr", OPT_REAL, &t->lr, "1e-3", 0, 1e30, "rate", DEFINES_TRAINING, "after warm-up"},
+        {"lr", OPT_REAL, &t->lr, "2e-3", 0, 1e30, "rate", DEFINES_TRAINING, "after warm-up"},
         {"warmup", OPT_INT, &t->warmup, "50", 0, 1e9, "updates", DEFINES_TRAINING,
          "linear warm-up, 0 = none"},
-        {"schedule", OPT_CHOICE, &t->schedule, "constant", 0, 0, "constant|cosine",
-         DEFINES_TRAINING, "after warm-up"},
+        {"schedule", OPT_CHOICE, &t->schedule, "cosine", 0, 0, "constant|cosine", DEFINES_TRAINING,
+         "after warm-up"},
         {"lr-min", OPT_REAL, &t->lr_min, "0", 0, 1e30, "rate", DEFINES_TRAINING,
          "the cosine's end"},
         {"grad-clip", OPT_REAL, &t->grad_clip, "1", 0, 1e30, "norm", DEFINES_TRAINING,
@@ -314,20 +314,6 @@ static inline void training_stop_if_bad(const char *what, double value, long ste
         step, what, value, name ? arenas[i - 1]->what : "none", name ? name : "", index);
 }
 
-// training_result: the RESULT line. first_99 is -1 if no training batch reached 99%; greedy < 0 if
-// the model does not decode.
-static inline void training_result(Log *log, const char *task, const char *model,
-                                   const char *size_name, int size, const LogRow *val,
-                                   double greedy, double ms_per_step)
-{
-    log_line(log, "RESULT task=%s model=%s %s=%d steps=%ld first_99=%ld accuracy=%.4f ", task,
-             model, size_name, size, val->step, log->first_99, val->acc);
-    if (greedy >= 0)
-        printf("greedy_accuracy=%.4f ", greedy);
-    printf("loss=%.6f ms_per_step=%.3f seconds=%.1f\n", val->loss, ms_per_step,
-           seconds_now() - log->started);
-}
-
 // training_interrupted: *it becomes 1 when Ctrl-C is pressed, once training_catch_interrupt was
 // called.
 static inline volatile sig_atomic_t *training_interrupted(void)
@@ -336,15 +322,33 @@ static inline volatile sig_atomic_t *training_interrupted(void)
     return &flag;
 }
 
+// training_on_interrupt: the handler of Ctrl-C.
 static inline void training_on_interrupt(int number)
 {
     (void)number;
     *training_interrupted() = 1;
 }
 
+// training_catch_interrupt: from now on Ctrl-C ends the run after its present step.
 static inline void training_catch_interrupt(void)
 {
     signal(SIGINT, training_on_interrupt);
+}
+
+// training_result: the RESULT line. first_99 is -1 if no training batch reached 99%; greedy < 0 if
+// the model does not decode.
+static inline void training_result(Log *log, const char *task, const char *model,
+                                   const char *size_name, int size, const LogRow *val,
+                                   double greedy, double ms_per_step)
+{
+    if (*training_interrupted())
+        log_line(log, "interrupted: the same options with --out %s --resume go on\n", log->dir);
+    log_line(log, "RESULT task=%s model=%s %s=%d steps=%ld first_99=%ld accuracy=%.4f ", task,
+             model, size_name, size, val->step, log->first_99, val->acc);
+    if (greedy >= 0)
+        printf("greedy_accuracy=%.4f ", greedy);
+    printf("loss=%.6f ms_per_step=%.3f seconds=%.1f\n", val->loss, ms_per_step,
+           seconds_now() - log->started);
 }
 
 #endif

@@ -470,7 +470,7 @@ test_sync() {
              s/.*fsync\(([0-9]+)\).* = 0$/fsync \1/p
              s/.*rename.*"sync\/check.*\.tmp.*"sync\/checkpoint.safetensors".*/rename/p
             ' "$tmp/trace" | xargs >"$tmp/calls"
-    has "order of system calls" "^open ([0-9]+) fsync \1 rename directory ([0-9]+) fsync \2$" \
+    has "order of system calls" "open ([0-9]+) fsync \1 rename directory ([0-9]+) fsync \2$" \
         "$tmp/calls"
 }
 

@@ -354,7 +354,7 @@ static void linear_row(float *out, float *s, const float *a, const float *max, c
 static void linear_forward(float *out, Saved saved, const float *a, const float *b, float *work,
                            size_t T, size_t H, Mix mix)
 {
-    double *carry = (double *)work; // work is aligned to 64 bytes
+    double *carry = (double *)work; // aligned: work_size is even
     float *a_n = work + 2 * H, *b_n = a_n + T * H, *var = b_n + T * H;
     prepare(a_n, var, a, T, H, mix.prenorm);
     prepare(b_n, var, b, T, H, mix.prenorm);
@@ -1066,9 +1066,7 @@ static void train(Model *m, const Options *options)
     LogRow row = {0}, val = {0};
     char checkpoint[LOG_PATH];
     double train_ms = 0;
-    long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task,
-                               model);
-    const long first = step;
+    training_load(t, &m->weights, options, ARCHITECTURE);
     if (t->dump) {
         forward_backward(m, 0);
         dump_write(t->dump, m->batch.inputs, m->batch.targets, m->B, m->T, m->loss, &m->weights,
@@ -1076,6 +1074,9 @@ static void train(Model *m, const Options *options)
         if (t->steps == 0)
             return;
     }
+    long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task,
+                               model);
+    const long first = step;
     training_catch_interrupt();
     for (;; step++) {
         int last = step >= t->steps || *interrupted || (t->stop_at > 0 && row.acc >= t->stop_at);
@@ -1194,6 +1195,6 @@ int main(int argc, char **argv)
     model_alloc(&model);
     train(&model, &options);
     model_free(&model);
-    return *training_interrupted() ? 130 : 0;
+    return *training_interrupted() ? 128 + *training_interrupted() : 0;
 }
 #endif

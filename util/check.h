@@ -69,8 +69,8 @@ static inline size_t size_mul(size_t a, size_t b, const char *what)
     return a * b;
 }
 
-// alloc_zero: n * size bytes, zeroed, 64-byte aligned; dies with EXIT_MEMORY naming `what`. Free
-// with free(). Large blocks come from calloc, which maps zero pages without touching them.
+// alloc_zero: n * size bytes, zeroed, aligned for any type; dies with EXIT_MEMORY naming `what`.
+// Free with free(). Large blocks come from calloc, which maps zero pages without touching them.
 static inline void *alloc_zero(size_t n, size_t size, const char *what)
 {
     size_t bytes = size_mul(n, size, what);

@@ -94,8 +94,8 @@ static inline void option_format(const Option *o, char *text, size_t size)
 static inline void option_set_number(const Option *o, const char *text)
 {
     char *end = NULL;
-    int looks_decimal =
-        isdigit((unsigned char)text[0]) || ((text[0] == '-' || text[0] == '.') && text[1]);
+    int looks_decimal = isdigit((unsigned char)text[0]) ||
+                        ((text[0] == '-' || text[0] == '.') && text[1]);
     const char *expected = o->type == OPT_REAL ? "a number" : "a whole number";
     errno = 0;
     double x = strtod(text, &end);
@@ -201,6 +201,14 @@ static inline void options_parse_words(const Options *options, int argc, char **
         longs[i].has_arg = options->rows[i].type == OPT_FLAG ? no_argument : required_argument;
         longs[i].val = 256 + i;
     }
+    for (int i = 1; i < argc; i++) { // whole names only, which getopt_long would not insist on
+        size_t length = strcspn(argv[i], "="), known = strncmp(argv[i], "--", 2) || length == 2;
+        for (int k = 0; k < options->n && !known; k++)
+            known = strlen(options->rows[k].name) == length - 2 &&
+                    !strncmp(options->rows[k].name, argv[i] + 2, length - 2);
+        if (!known)
+            options_unknown(options, argv[i]);
+    }
     opterr = 0;
     optind = 0; // 0 asks glibc to start afresh; macOS reads it as 1 once optreset is set
 #ifdef __APPLE__
@@ -210,7 +218,7 @@ static inline void options_parse_words(const Options *options, int argc, char **
         int i = (code == ':' ? optopt : code) - 256;
         if (code == '?' && optopt >= 256)
             die(EXIT_USAGE, "--%s takes no value", options->rows[optopt - 256].name);
-        if (code == '?') { // getopt_long is still at "-abc" but past "--abc" and "-a"
+        if (code == '?') { // a single dash: getopt_long is still at "-abc" but past "-a"
             int here = optind < argc && argv[optind][0] == '-' && argv[optind][1] == optopt;
             options_unknown(options, argv[here ? optind : optind - 1]);
         }

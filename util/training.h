@@ -270,16 +270,33 @@ static inline void dump_write(const char *path, const int *inputs, const int *ta
 
 // ---- runs
 
+// training_load: --load: read the weights of a checkpoint, if one is named.
+static inline void training_load(const Training *t, Weights *w, const Options *options,
+                                 const char *architecture)
+{
+    if (t->load)
+        checkpoint_load(t->load, w, options, architecture, 0, t->schedule);
+}
+
+// training_clean: remove what killed runs left behind in a directory: half-written checkpoints.
+static inline void training_clean(const char *dir)
+{
+    DIR *d = opendir(dir);
+    for (struct dirent *e; d && (e = readdir(d));)
+        if (!strncmp(e->d_name, CHECKPOINT_NAME ".tmp", strlen(CHECKPOINT_NAME ".tmp")))
+            unlinkat(dirfd(d), e->d_name, 0);
+    if (d)
+        closedir(d);
+}
+
 // training_start: open the run: its directory, log.csv and, with --resume, its checkpoint, whose
-// path is put in `path` (LOG_PATH). With --load the weights are read first. Returns the step to
-// start from.
+// path is put in `path` (LOG_PATH); with --force the old checkpoint goes. Without steps there is no
+// run. Returns the step to start from.
 static inline long training_start(Log *log, char *path, const Training *t, Weights *w,
                                   const Options *options, const char *architecture,
                                   const char *task, const char *model)
 {
     long step = 0;
-    if (t->load)
-        checkpoint_load(t->load, w, options, architecture, 0, t->schedule);
     *log = log_none();
     if (t->steps == 0)
         return 0;
@@ -287,7 +304,11 @@ static inline long training_start(Log *log, char *path, const Training *t, Weigh
     log_path(log, CHECKPOINT_NAME, path);
     if (t->resume)
         step = checkpoint_load(path, w, options, architecture, 1, t->schedule);
-    if (log_open(log, t->resume ? step : -1)) {
+    int fresh = log_open(log, t->resume ? step : -1);
+    training_clean(log->dir);
+    if (!t->resume && unlink(path) && errno != ENOENT)
+        die(EXIT_DATA, "%s: cannot remove: %s", path, strerror(errno));
+    if (fresh) {
         options_print(log->csv, "#", options);
         log_header(log);
     }
@@ -314,25 +335,25 @@ static inline void training_stop_if_bad(const char *what, double value, long ste
         step, what, value, name ? arenas[i - 1]->what : "none", name ? name : "", index);
 }
 
-// training_interrupted: *it becomes 1 when Ctrl-C is pressed, once training_catch_interrupt was
-// called.
+// training_interrupted: 0, or the number of the signal that asked the run to end: Ctrl-C, SIGTERM.
 static inline volatile sig_atomic_t *training_interrupted(void)
 {
-    static volatile sig_atomic_t flag;
-    return &flag;
+    static volatile sig_atomic_t number;
+    return &number;
 }
 
-// training_on_interrupt: the handler of Ctrl-C.
+// training_on_interrupt: the handler; a second signal ends the program at once.
 static inline void training_on_interrupt(int number)
 {
-    (void)number;
-    *training_interrupted() = 1;
+    *training_interrupted() = number;
+    signal(number, SIG_DFL);
 }
 
-// training_catch_interrupt: from now on Ctrl-C ends the run after its present step.
+// training_catch_interrupt: from now on Ctrl-C and SIGTERM end the run after its present step.
 static inline void training_catch_interrupt(void)
 {
     signal(SIGINT, training_on_interrupt);
+    signal(SIGTERM, training_on_interrupt);
 }
 
 // training_result: the RESULT line. first_99 is -1 if no training batch reached 99%; greedy < 0 if

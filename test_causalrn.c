@@ -1003,7 +1003,7 @@ static void test_options(void)
         {"--model linear --activation relu", "--activation exp"},
         {"--model linear --prenorm exact", "--prenorm approx or none"},
         {"--causal no", "--causal"},
-        {"--prenorm approx --hidden 492", "at most 491"},
+        {"--prenorm approx --hidden 1201", "at most 1200"},
         {"--adam-eps 0", "--adam-eps"},
         {"--lr nan", "--lr"},
         {"--grad-clip -1", "--grad-clip"},

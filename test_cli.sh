@@ -193,8 +193,8 @@ test_refused_options() {
     refused 2 "--activation.*exp" $small --model linear --activation relu
     refused 2 "--prenorm.*factor" $small --model linear --prenorm exact
     refused 2 "--causal no.*targets" $small --causal no
-    refused 2 "--hidden 492.*491" $(but --hidden 492 --prenorm approx)
-    works $(but --hidden 491 --prenorm approx --steps 0)
+    refused 2 "--hidden 1201.*1200" $(but --hidden 1201 --prenorm approx)
+    works $(but --hidden 1200 --prenorm approx --steps 0)
     refused 2 "--resume.*--force" $small --out x --resume --force
     refused 2 "--resume.*--load" $small --out x --resume --load y
     refused 2 "--resume.*--out" $small --resume

@@ -2,8 +2,8 @@
 // functions: its shape (how long, how many symbols), one sequence of it, and the score of one
 // prediction.
 //
-// Every sequence is a pure function of (seed, stream number), so training batches never repeat, a
-// resumed run sees the ones it would have seen, and the evaluation set is disjoint from all of
+// Every sequence is a pure function of (seed, stream number): training draws a fresh one each time,
+// a resumed run sees the ones it would have seen, and the evaluation set is disjoint from all of
 // them. A target of IGNORE (-1) is not trained on and not scored.
 #ifndef SEQ_DATA_TASKS_H
 #define SEQ_DATA_TASKS_H
@@ -161,8 +161,8 @@ static inline double task_score(const Task *task, const Batch *batch, size_t B)
 {
     double sum = 0;
     for (size_t b = 0; b < B; b++)
-        sum +=
-            task->score(batch->targets + b * batch->T, batch->predictions + b * batch->T, batch->T);
+        sum += task->score(batch->targets + b * batch->T, batch->predictions + b * batch->T,
+                           batch->T);
     return sum / (double)B;
 }
 

@@ -233,10 +233,11 @@ int main(int argc, char **argv)
     static const struct option options[] = {{"forward", required_argument, NULL, 'f'},
                                             {"grad", required_argument, NULL, 'g'},
                                             {"bf16", no_argument, NULL, 'b'},
+                                            {"all", no_argument, NULL, 'a'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
     double forward = -1, grad = -1; // not given
-    int bf16 = 0, c;
+    int bf16 = 0, all = 0, c;
     opterr = 0; // our own messages
     while ((c = getopt_long(argc, argv, ":", options, NULL)) != -1) {
         if (c == 'f')
@@ -245,12 +246,14 @@ int main(int argc, char **argv)
             grad = parse_bound("--grad", optarg);
         else if (c == 'b')
             bf16 = 1;
+        else if (c == 'a')
+            all = 1;
         else if (c == 'h')
             return fputs(help, stdout) < 0 || fflush(stdout) ? EXIT_FAIL : 0;
         else
             die(EXIT_USAGE, "%s: %s\nhint: --help lists the options", argv[optind - 1],
                 c == ':' ? "expected a value, got none"
-                         : "unknown option; expected --forward, --grad, --bf16 or --help");
+                         : "unknown option; expected --forward, --grad, --bf16, --all or --help");
     }
     if (argc - optind != 2)
         die(EXIT_USAGE, "diff: expected two files, got %d\nhint: --help says more", argc - optind);
@@ -258,6 +261,8 @@ int main(int argc, char **argv)
               grad >= 0 ? grad : bf16 ? BOUND_GRAD_BF16 : BOUND_GRAD_FP32, 0, 0, 0, 0, 0};
     StFile *ref = st_open(argv[optind]), *got = st_open(argv[optind + 1]);
     int code = diff_files(&d, ref, got);
+    if (all && d.alone)
+        code = EXIT_FAIL;
     st_close(ref);
     st_close(got);
     if (fflush(stdout) || ferror(stdout))

@@ -20,6 +20,11 @@
 #include <unistd.h>
 
 #define LOG_COLUMNS "step,split,loss,acc,lr,grad_norm,ms,tokens_per_s"
+#ifdef __clang__
+#define COMPILER "clang " __clang_version__
+#else
+#define COMPILER "gcc " __VERSION__
+#endif
 #ifndef GIT_HASH
 #define GIT_HASH "unknown"
 #endif
@@ -205,7 +210,7 @@ static inline int log_open(Log *log, long resume_step)
 // log_header: end the `#` lines: compiler and git hash, then the column names.
 static inline void log_header(Log *log)
 {
-    fprintf(log->csv, "# git=%s compiler=\"%s\"\n%s\n", GIT_HASH, __VERSION__, LOG_COLUMNS);
+    fprintf(log->csv, "# git=%s compiler=\"%s\"\n%s\n", GIT_HASH, COMPILER, LOG_COLUMNS);
     if (fflush(log->csv))
         log_fail(log);
 }

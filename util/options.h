@@ -188,6 +188,15 @@ static inline void options_unknown(const Options *options, const char *got)
         got, nearest);
 }
 
+// options_find: the row of that name, NULL if there is none.
+static inline const Option *options_find(const Options *options, const char *name)
+{
+    for (int i = 0; i < options->n; i++)
+        if (!strcmp(options->rows[i].name, name))
+            return &options->rows[i];
+    return NULL;
+}
+
 // options_parse_words: apply argv[1..argc) to the table; `source` names them in errors ("" = the
 // command line).
 static inline void options_parse_words(const Options *options, int argc, char **argv,
@@ -214,7 +223,11 @@ static inline void options_parse_words(const Options *options, int argc, char **
 #ifdef __APPLE__
     optreset = optind = 1;
 #endif
-    for (int code; (code = getopt_long(argc, argv, "+:", longs, NULL)) != -1;) {
+    for (int code; (code = getopt_long(argc, argv, "+:h", longs, NULL)) != -1;) {
+        if (code == 'h') {
+            option_set(options_find(options, "help"), "");
+            continue;
+        }
         int i = (code == ':' ? optopt : code) - 256;
         if (code == '?' && optopt >= 256)
             die(EXIT_USAGE, "--%s takes no value", options->rows[optopt - 256].name);
@@ -287,13 +300,10 @@ static inline void options_parse(const Options *options, const Preset *presets, 
                                  char **argv, const char *usage,
                                  void (*cost)(char *text, size_t size))
 {
-    const Option *help = NULL, *preset = NULL;
-    for (int i = 0; i < options->n; i++) {
+    const Option *help = options_find(options, "help"), *preset = options_find(options, "preset");
+    for (int i = 0; i < options->n; i++)
         if (options->rows[i].def)
             option_set(&options->rows[i], options->rows[i].def);
-        help = strcmp(options->rows[i].name, "help") ? help : &options->rows[i];
-        preset = strcmp(options->rows[i].name, "preset") ? preset : &options->rows[i];
-    }
     options_parse_words(options, argc, argv, "");
     if (help && *(int *)help->value) {
         options_help(options, presets, usage, cost);

@@ -55,8 +55,9 @@ typedef struct {
     char *base;
 } Arena;
 
-// Tensors start on 64-byte boundaries and are followed by at least one line of this canary byte,
-// which makes a NaN of any float type, so that a read past the end shows as well as a write.
+// Tensors start at multiples of 64 bytes from the arena's start and are followed by at least one
+// line of this canary byte, which makes a NaN of any float type, so that a read past the end shows
+// as well as a write.
 enum { ARENA_ALIGN = 64, CANARY = 0xff };
 
 // tensor_dims: number of dimensions of a row.
@@ -148,7 +149,7 @@ static inline void arena_check(const Arena *a)
         unsigned char *canary = arena_canary(a, i, &size);
         for (size_t k = 0; k < size; k++)
             if (canary[k] != CANARY)
-                die(EXIT_FAIL, "%s: something wrote %zu bytes past the end of %s", a->what, k,
+                die(EXIT_FAIL, "%s: something wrote %zu bytes past the end of %s", a->what, k + 1,
                     a->table[i].name);
     }
 }

@@ -86,6 +86,9 @@ static inline void training_check(const Training *t)
             "--resume and --load: expected one of them, --resume reads the checkpoint in --out");
     if (t->resume && !t->out)
         die(EXIT_USAGE, "--resume needs --out DIR, the directory of the run to go on with");
+    if (t->steps == 0 && (t->resume || t->out))
+        die(EXIT_USAGE, "--steps 0 writes no run: expected no --out or --resume\n"
+                        "hint: --load FILE --steps 0 evaluates a checkpoint");
     if (t->lr_min > t->lr)
         die(EXIT_USAGE, "--lr-min: expected at most --lr (%g), got %g", t->lr, t->lr_min);
 }
@@ -213,8 +216,9 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
             continue;
         option_format(o, ours, sizeof ours);
         if (!theirs || strcmp(theirs, ours))
-            die(EXIT_DATA, "%s: was made with --%s %s, this run has %s\nhint: give --%s %s", path,
-                o->name, theirs ? theirs : "(unknown)", ours, o->name, theirs ? theirs : ours);
+            die(EXIT_DATA, "%s: was made with --%s %s, this run has %s\nhint: give --%s %s%s", path,
+                o->name, theirs ? theirs : "(unknown)", ours, o->name, theirs ? theirs : ours,
+                strcmp(o->name, "steps") ? "" : "; only --schedule constant lets them change");
     }
     errno = 0;
     long step = step_text ? strtol(step_text, &end, 10) : -1;

@@ -40,7 +40,7 @@ but() {
 # good: count a check that passed; bad WHAT EXPECTED GOT: one that failed; skip WHAT WHY: neither.
 good() { passed=$((passed + 1)); }
 bad() { failed=$((failed + 1)); echo "FAIL $1: expected $2, got $3"; }
-skip() { echo "skip $1: $2"; }
+skip() { echo "SKIP $1: $2"; }
 
 # is WHAT EXPECTED GOT: the two texts are equal; of long ones the first lines that differ are shown.
 is() {
@@ -229,7 +229,7 @@ test_steps_0() {
     works $small --steps 0 --threads 2
     has "--steps 0" "^RESULT .*steps=0 .*accuracy=" "$tmp/out"
     has "--threads 2" "2 threads|OpenMP off" "$tmp/out"
-    works $small --steps 0 --out nowhere --threads 1
+    works $small --steps 0 --threads 1
     has "--threads 1" "1 threads?" "$tmp/out"
     is "files after --steps 0" "$before" "$(sums)"
 }

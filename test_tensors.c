@@ -107,7 +107,7 @@ static void test_tensors_canaries(void)
         CHECK(!is_finite_bits(real_at(arena_data(&a, i), n, 4)), "%s[%zu] is NaN", a.table[i].name,
               n);
         for (int k = 0; k < 4; k++) {
-            snprintf(message, sizeof message, "%zu bytes past the end of %s", where[k],
+            snprintf(message, sizeof message, "%zu bytes past the end of %s", where[k] + 1,
                      a.table[i].name);
             canary[where[k]] = 0;
             expect_die(check_arena, &a, EXIT_FAIL, message);

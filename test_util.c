@@ -538,7 +538,7 @@ static void open_log(void *arg)
     Log log = *(const Log *)arg;
     LogRow row = {0, "train", 1, 1, 1, 1, 1, 1};
     if (log_open(&log, -1))
-        log_header(&log);
+        log_header(&log, "CPU");
     log_row(&log, &row);
     log_close(&log);
 }
@@ -556,7 +556,7 @@ static void test_log_fresh(void)
     put_file(path, "old\n", 4); // as --force finds it
     CHECK(log_open(&log, -1) == 1, "a log from step 0 starts empty");
     fprintf(log.csv, "# lr=1\n");
-    log_header(&log);
+    log_header(&log, "CPU");
     for (int k = 0; k < 3; k++)
         log_row(&log, &rows[k]);
     char *text = (char *)get_file(path, &n), *columns = strstr(text, "\n" LOG_COLUMNS "\n");
@@ -629,7 +629,7 @@ static void test_log_lock(void)
     char path[LOG_PATH];
     size_t n, m;
     log_open(&log, -1);
-    log_header(&log);
+    log_header(&log, "CPU");
     log_row(&log, &row);
     unsigned char *before = get_file(log_path(&log, "log.csv", path), &n);
     expect_die(open_log, &log, EXIT_DATA, "another run is writing it");

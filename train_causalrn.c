@@ -65,19 +65,18 @@ typedef struct {
 // it is called, so the switch costs nothing.
 static inline float psi(int activation, float z, float *slope)
 {
-    const float zero = 0, one = 1, half = 0.5, sqrt_half = 0.70710678118654752;
-    const float density = 0.39894228040143268; // 1 / sqrt(2 pi)
+    const float sqrt_half = 0.70710678118654752, density = 0.39894228040143268; // 1 / sqrt(2 pi)
     float e;
     switch (activation) {
     case EXP: return *slope = exp_ps(z);
-    case RELU: *slope = z > zero ? one : zero; return z < zero ? zero : z; // keeps NaN
+    case RELU: *slope = z > 0; return z < 0 ? 0 : z; // keeps NaN
     case ELU:
         e = exp_ps(z);
-        *slope = z > zero ? one : e;
-        return z > zero ? z : e - one;
+        *slope = z > 0 ? 1 : e;
+        return z > 0 ? z : e - 1;
     default:
-        e = half * (one + erf(z * sqrt_half));
-        *slope = e + z * density * exp_ps(-half * z * z);
+        e = (1 + erf(z * sqrt_half)) / 2;
+        *slope = e + z * density * exp_ps(-z * z / 2);
         return z * e;
     }
 }
@@ -150,16 +149,16 @@ static void prepare(float *y, float *var, const float *x, size_t T, size_t H, in
 static void pair_rstd(float *r, const float *a, const float *va, const float *b, const float *vb,
                       size_t rows, size_t n, size_t H, int prenorm)
 {
-    const float zero = 0, one = 1, two_over_H = 2.0 / (double)H, eps = 1e-8;
+    const float two_over_H = 2.0 / (double)H, eps = 1e-8;
     for (size_t i = 0; i < rows * n; i++)
-        r[i] = one;
+        r[i] = 1;
     if (prenorm != EXACT)
         return;
     gemm(r, a, H, 1, b, 1, H, rows, n, H, 0);
     for (size_t u = 0; u < rows; u++)
         for (size_t v = 0; v < n; v++) {
             float var = va[u] + vb[v] + two_over_H * r[u * n + v];
-            r[u * n + v] = one / sqrt((var > zero ? var : zero) + eps);
+            r[u * n + v] = 1 / sqrt((var > 0 ? var : 0) + eps);
         }
 }
 
@@ -287,8 +286,8 @@ static void quadratic_backward(float *da, float *db, const float *dout, Saved sa
 // NaN.
 static inline void logsumexp_step(float *max, double *sum, float x)
 {
-    const float one = 1, top = x > *max ? x : *max;
-    *sum = *sum * (*max == top ? one : exp_ps(*max - top)) + (x == top ? one : exp_ps(x - top));
+    const float top = x > *max ? x : *max;
+    *sum = *sum * (*max == top ? 1 : exp_ps(*max - top)) + (x == top ? 1 : exp_ps(x - top));
     *max = top;
 }
 
@@ -316,7 +315,6 @@ static void logcumsumexp_forward(float *max, float *sum, double *carry, const fl
 static void logcumsumexp_backward(float *dx, double *R, const float *dl, const float *max,
                                   const float *sum, const float *x, size_t T, size_t H, int causal)
 {
-    const float one = 1, zero = 0, lowest = -INFINITY;
     memset(R, 0, H * sizeof *R);
     for (size_t i = 0; i < T * H && !causal; i++)
         R[i % H] += dl[i];
@@ -325,16 +323,16 @@ static void logcumsumexp_backward(float *dx, double *R, const float *dl, const f
         const float *max_t = max + last, *sum_t = sum + last, *x_t = x + t * H, *dl_t = dl + t * H;
 #pragma omp simd
         for (size_t h = 0; h < H; h++) {
-            float ratio = max_t[h] == max_t[h + next] ? one : exp_ps(max_t[h] - max_t[h + next]);
-            float weight = x_t[h] == max_t[h] ? one : exp_ps(x_t[h] - max_t[h]);
+            float ratio = max_t[h] == max_t[h + next] ? 1 : exp_ps(max_t[h] - max_t[h + next]);
+            float weight = x_t[h] == max_t[h] ? 1 : exp_ps(x_t[h] - max_t[h]);
             R[h] = causal ? dl_t[h] + ratio * (sum_t[h] / sum_t[h + next]) * R[h] : R[h];
-            dx[t * H + h] = (x_t[h] == lowest ? zero : weight / sum_t[h]) * (float)R[h];
+            dx[t * H + h] = (x_t[h] == -INFINITY ? 0 : weight / sum_t[h]) * (float)R[h];
         }
     }
 }
 
 // linear_row: s (H) = exp(a + max) sum, scaled, and out (H) for one position that sees n positions,
-// whose log-sum is max + log(sum); see finish_row. A shift by a power of two keeps exp in range.
+// whose log-sum is max + log(sum); see finish_row. A shift by a multiple of ln 2 keeps exp small.
 // [eq. 5]
 static void linear_row(float *out, float *s, const float *a, const float *max, const float *sum,
                        size_t n, size_t H, int postnorm)
@@ -470,7 +468,7 @@ static inline float exp_ps(float x)
 #else
     const float lowest = -88, highest = 89, log2_e = 1.44269504088896341;
     const float rounder = 12582912; // 1.5 * 2^23
-    const float ln2_high = 0.693359375, ln2_low = -2.12194440054690583e-4, one = 1;
+    const float ln2_high = 0.693359375, ln2_low = -2.12194440054690583e-4;
     const float c2 = 0.5000000008982932, c3 = 0.1666657684599401, c4 = 0.04166652455270952;
     const float c5 = 0.008363202971578512, c6 = 0.0013928201930897837;
     x = x < lowest ? lowest : x;
@@ -481,7 +479,7 @@ static inline float exp_ps(float x)
     memcpy(&bits, &shifted, sizeof bits);
     bits = (bits + 127) << 23; // k = -127 makes 0, k = 128 makes inf
     memcpy(&scale, &bits, sizeof scale);
-    return scale * (one + f * (one + f * (c2 + f * (c3 + f * (c4 + f * (c5 + f * c6))))));
+    return scale * (1 + f * (1 + f * (c2 + f * (c3 + f * (c4 + f * (c5 + f * c6))))));
 #endif
 }
 
@@ -516,16 +514,15 @@ static inline void gemm_tile(float *restrict tile, const float *restrict x, cons
 static inline void gemm_pack(float *to, const float *x, size_t row, size_t col, size_t n, size_t K,
                              size_t width)
 {
-    const float zero = 0;
     for (size_t i0 = 0; i0 < n; i0 += width, to += width * K)
         if (col == 1) // read along the contiguous side of x
             for (size_t i = 0; i < width; i++)
                 for (size_t k = 0; k < K; k++)
-                    to[k * width + i] = i0 + i < n ? x[(i0 + i) * row + k] : zero;
+                    to[k * width + i] = i0 + i < n ? x[(i0 + i) * row + k] : 0;
         else
             for (size_t k = 0; k < K; k++)
                 for (size_t i = 0; i < width; i++)
-                    to[k * width + i] = i0 + i < n ? x[(i0 + i) * row + k * col] : zero;
+                    to[k * width + i] = i0 + i < n ? x[(i0 + i) * row + k * col] : 0;
 }
 
 // gemm: out (M,N) = or, with accumulate, += x (M,K) y (K,N). x[m,k] is at m * x_row + k * x_col and
@@ -613,10 +610,10 @@ static void row_moments(const float *x, size_t n, float *mean, float *var)
 // alias x.
 static void normalize_row(float *out, const float *x, size_t n)
 {
-    const float one = 1, eps = 1e-8;
+    const float eps = 1e-8;
     float mean, var;
     row_moments(x, n, &mean, &var);
-    float rstd = one / sqrt(var + eps);
+    float rstd = 1 / sqrt(var + eps);
     for (size_t i = 0; i < n; i++)
         out[i] = (x[i] - mean) * rstd;
 }
@@ -626,10 +623,10 @@ static void normalize_row(float *out, const float *x, size_t n)
 static void normalize_row_backward(float *dx, const float *dout, const float *x, size_t n,
                                    int accumulate)
 {
-    const float one = 1, zero = 0, eps = 1e-8;
+    const float eps = 1e-8;
     float mean, var, sum = 0, sum_z = 0;
     row_moments(x, n, &mean, &var);
-    float rstd = one / sqrt(var + eps);
+    float rstd = 1 / sqrt(var + eps);
 #pragma omp simd reduction(+ : sum, sum_z)
     for (size_t i = 0; i < n; i++) {
         sum += dout[i];
@@ -637,7 +634,7 @@ static void normalize_row_backward(float *dx, const float *dout, const float *x,
     }
     for (size_t i = 0; i < n; i++) {
         float d = rstd * (dout[i] - sum / n - (x[i] - mean) * rstd * (sum_z / n));
-        dx[i] = (accumulate ? dx[i] : zero) + d;
+        dx[i] = accumulate ? dx[i] + d : d;
     }
 }
 
@@ -692,8 +689,8 @@ static int argmax(const float *x, size_t n)
 }
 
 // crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
-// predictions (N) = argmax; dlogits (N,V) = the mean loss's gradient (softmax - onehot) / count, or
-// NULL; logits (N,V), targets (N). Returns the mean over the targets that count, 0 if none does.
+// predictions (N) = argmax; dlogits (N,V) = the mean loss's gradient (softmax - onehot) / count;
+// logits (N,V), targets (N). Returns the mean over the targets that count, 0 if none does.
 static double crossentropy(float *losses, int *predictions, float *dlogits, const float *logits,
                            const int *targets, size_t N, size_t V)
 {
@@ -702,17 +699,18 @@ static double crossentropy(float *losses, int *predictions, float *dlogits, cons
         count += targets[n] != IGNORE;
 #pragma omp parallel for
     for (size_t n = 0; n < N; n++) {
-        const float *x = logits + n * V, zero = 0, one = 1;
+        const float *x = logits + n * V;
+        float *dx = dlogits + n * V;
         int target = targets[n], top = predictions[n] = argmax(x, V);
         double sum = 0;
         for (size_t i = 0; i < V; i++)
-            sum += exp_ps(x[i] - x[top]);
+            sum += dx[i] = exp_ps(x[i] - x[top]);
         losses[n] = target == IGNORE ? 0 : log(sum) + x[top] - x[target];
-        const float scale = target == IGNORE ? zero : one / (sum * count);
-        for (size_t i = 0; dlogits && i < V; i++)
-            dlogits[n * V + i] = scale * exp_ps(x[i] - x[top]);
-        if (dlogits && target != IGNORE)
-            dlogits[n * V + target] -= one / count;
+        const float scale = target == IGNORE ? 0 : 1 / (sum * count);
+        for (size_t i = 0; i < V; i++)
+            dx[i] *= scale;
+        if (target != IGNORE)
+            dx[target] -= 1 / count;
     }
     for (size_t n = 0; n < N; n++)
         total += losses[n];
@@ -745,7 +743,7 @@ static void adamw(Weights *w, const Training *t, double lr, double grad_scale, l
     const float beta1 = t->beta1, beta2 = t->beta2, rest1 = 1 - t->beta1, rest2 = 1 - t->beta2;
     const float over_c1 = 1 / (1 - pow(t->beta1, (double)step + 1)), eps = t->adam_eps;
     const float over_c2 = 1 / (1 - pow(t->beta2, (double)step + 1)), scale = grad_scale;
-    const float tiny = 1e-30, zero = 0;
+    const float tiny = 1e-37;
     for (int k = 0; k < w->params.n; k++) {
         const Tensor *row = &w->params.table[k];
         const float rate = lr * row->lr_scale, decay = row->decay ? t->weight_decay : 0;
@@ -756,8 +754,8 @@ static void adamw(Weights *w, const Training *t, double lr, double grad_scale, l
         for (size_t i = 0; i < n; i++) {
             float g_i = scale * g[i];
             float m_i = beta1 * m[i] + rest1 * g_i, v_i = beta2 * v[i] + rest2 * g_i * g_i;
-            m[i] = m_i = fabs(m_i) < tiny ? zero : m_i;
-            v[i] = v_i = v_i < tiny ? zero : v_i;
+            m[i] = m_i = fabs(m_i) < tiny ? 0 : m_i;
+            v[i] = v_i = v_i < tiny ? 0 : v_i;
             p[i] -= rate * (m_i * over_c1 / (sqrt(v_i * over_c2) + eps) + decay * p[i]);
         }
     }
@@ -862,7 +860,7 @@ static void model_plan(Model *m, const Config *config)
     arena_plan(&m->state_arena, "decoding state", ROWS(state));
 }
 
-// model_bytes: what model_alloc will allocate.
+// model_bytes: what model_alloc will allocate, but for the batch's tokens.
 static size_t model_bytes(const Model *m)
 {
     return 4 * m->weights.params.bytes + m->acts_arena.bytes + m->dacts_arena.bytes +
@@ -903,10 +901,10 @@ static double model_flops(const Model *m)
 // layer_acts: the activations of layer l.
 static Acts layer_acts(const Model *m, size_t l)
 {
-    size_t N = m->B * m->T, C = l * N * m->C, H = l * N * m->H;
-    Acts acts = m->acts;
-    return (Acts){acts.x + C, acts.r + C, acts.a + H, acts.b + H, acts.o + H, acts.y, acts.logits,
-                  acts.losses, saved_at(acts.saved, l * N, m->H)};
+    const size_t N = m->B * m->T, C = l * N * m->C, H = l * N * m->H;
+    const Acts *all = &m->acts;
+    return (Acts){.x = all->x + C, .r = all->r + C, .a = all->a + H, .b = all->b + H,
+                  .o = all->o + H, .saved = saved_at(all->saved, l * N, m->H)};
 }
 
 // model_forward: fills acts, loss and the batch's predictions from its inputs and targets.
@@ -929,8 +927,8 @@ static void model_forward(Model *m)
     }
     normalize_forward(acts.y, acts.x + L * N * C, N, C);
     matmul_forward(acts.logits, acts.y, p.head_w, NULL, N, C, m->V, 0);
-    m->loss = crossentropy(acts.losses, m->batch.predictions, NULL, acts.logits, m->batch.targets,
-                           N, m->V);
+    m->loss = crossentropy(acts.losses, m->batch.predictions, m->dacts.dlogits, acts.logits,
+                           m->batch.targets, N, m->V);
 }
 
 // model_zero_grad: clear the gradients of the parameters.
@@ -946,8 +944,6 @@ static void model_backward(Model *m)
     Params p = m->params, g = m->grads;
     Acts acts = m->acts;
     Dacts d = m->dacts;
-    crossentropy(acts.losses, m->batch.predictions, d.dlogits, acts.logits, m->batch.targets, N,
-                 m->V);
     matmul_backward(d.dr, g.head_w, NULL, d.dlogits, acts.y, p.head_w, N, C, m->V, 0);
     memset(d.dx, 0, N * C * sizeof(float));
     normalize_backward(d.dx, d.dr, acts.x + L * N * C, N, C);
@@ -1076,11 +1072,12 @@ static void train(Model *m, const Options *options)
             return;
     }
     long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task,
-                               model);
+                               model, "CPU");
     const long first = step;
     training_catch_interrupt();
     for (;; step++) {
-        int last = step >= t->steps || *interrupted || (t->stop_at > 0 && row.acc >= t->stop_at);
+        int last = step >= t->steps || *interrupted ||
+                   (t->stop_at > 0 && log.last_acc >= t->stop_at);
         if (last || (t->eval_every && step && step % t->eval_every == 0)) {
             val = evaluate(m, step);
             log_row(&log, &val);
@@ -1162,7 +1159,7 @@ static void config_check(Config *c)
             "model reads them\nhint: it is for tasks that do not", TASKS[c->task].name);
     if (mix->model == QUADRATIC && mix->prenorm == APPROX && c->hidden > 1200)
         die(EXIT_USAGE, "--hidden %d: expected at most 1200 for --model quadratic --prenorm "
-            "approx: its sums reach T exp(2 sqrt(H))\nhint: --model linear has no such limit", c->hidden);
+            "approx: sums reach T exp(2 sqrt(H))\nhint: --model linear has no limit", c->hidden);
     training_check(&c->training);
 }
 

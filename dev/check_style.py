@@ -26,7 +26,7 @@ COLUMNS = 100
 FILE_COMMENT = 60
 MIX_BY_LINE = 120
 FUNCTION, MAIN, KERNEL = 100, 120, 160
-ORDER = ("cuda", "mix", "layers", "model", "main")
+ORDER = ("cuda", "mix", "layers", "optimizer", "model", "train", "main")
 
 LIBM = ("acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 "
         "expm1 fabs fdim floor fma fmax fmin fmod frexp hypot ldexp lgamma log log10 log1p log2 "
@@ -272,7 +272,8 @@ def self_test():
         return f"// f: of a given length.\n{head}\n{{\n" + "    ;\n" * empty + "}\n"
 
     top = "// A file.\n#include <math.h>\n"
-    tail = banner("layers") + banner("model") + banner("main") + "// end\n"
+    names = ("layers", "optimizer", "model", "train", "main")
+    tail = "".join(banner(name) for name in names) + "// end\n"
     sections = banner("mix") + tail
     c, cu, h = "train_x.c", "train_x.cu", "util/x.h"
 
@@ -301,12 +302,13 @@ def self_test():
     see("no file comment", h, "#include <math.h>\n", "1: no file comment")
     see("file comment of 61 lines", h, "//\n" * 61, "61: file comment of 61")
     see("no [mix]", c, top + tail, "1: no section [mix]")
-    see("[model] first", c, top + "".join(map(banner, ("model", "mix", "layers", "main"))) + "//\n",
-        "4: [model] stands before [layers]")
+    early = ("model", "mix", *names[:2], *names[3:])
+    see("[model] first", c, top + "".join(map(banner, early)) + "//\n",
+        "4: [model] stands before [optimizer]")
     see("[mix] after line 120", c, top + "//\n" * 117 + sections, "121: [mix] opens after line 120")
     see("[mix] before [cuda]", cu, top + banner("mix") + banner("cuda") + tail,
         "4: [mix] stands before [cuda]")
-    see("no contract comment", c, top + sections + "\nint f(void) { }\n", "17: f() has no")
+    see("no contract comment", c, top + sections + "\nint f(void) { }\n", "23: f() has no")
     see("a banner is no contract", c, top + sections.replace("\n\n", "\nint f(void) {}\n", 1),
         "5: f() has no")
     body = top + sections + "// f: 1.\nstatic int f(void)\n{\n    %s\n}\n"
@@ -317,7 +319,7 @@ def self_test():
                        ("n = atoi(s);", "atoi()"), ("n = atof(s);", "atof()"),
                        ('f = fopen(a(b, c), "r");', "fopen of text"),
                        ('f = fopen(s,\n "w+");', "fopen of text")):
-        see(code, c, body % code, f"19: {what}")
+        see(code, c, body % code, f"25: {what}")
     for code in ("y = exp(x) + 0x1f + a1f + 1.0;  // expf(1.0f)", 'puts("expf(1.0f) fseek(");',
                  "fseeko(f, 0, 0);", 'f = fopen(s, "rb");', "f = fopen(s, mode);",
                  'f = fopen(s, "r");  // text', "a = printf(s);"):

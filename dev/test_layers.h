@@ -1,7 +1,7 @@
 // test_layers.h: tests of the sections that every trainer has in common, [layers] and [optimizer],
-// of the learning rate and of the comparison itself. Included by test_X.c after train_X.c and
-// util/testing.h. A name like A14 is a row of the list of cases that this project keeps: failures
-// that users of other programs have reported.
+// and of the comparison itself. Included by test_X.c after train_X.c and dev/testing_model.h. A
+// name like A14 is a row of the list of cases that this project keeps: failures that users of
+// other programs have reported.
 #ifndef SEQ_DEV_TEST_LAYERS_H
 #define SEQ_DEV_TEST_LAYERS_H
 
@@ -210,7 +210,7 @@ static inline void test_embed(void)
 static inline double crossentropy_loss(void *context)
 {
     Pair *p = context;
-    return crossentropy(p->out, p->predictions, NULL, p->x, p->tokens, p->N, p->C);
+    return crossentropy(p->out, p->predictions, p->dout, p->x, p->tokens, p->N, p->C);
 }
 
 // test_crossentropy: central differences, IGNORE, argmax, large logits; A15: no target at all.
@@ -220,6 +220,7 @@ static inline void test_crossentropy(void)
     int targets[N] = {0, IGNORE, 6, 3, IGNORE, 2}, none[N], predictions[N];
     Pair p = {.N = N, .C = V, .tokens = targets, .predictions = predictions, .out = reals(N)};
     p.x = normals(N * V, 2);
+    p.dout = reals(N * V);
     float *d = reals(N * V), *again = reals(N);
     double loss = crossentropy(again, predictions, d, p.x, targets, N, V), plain = 0;
     for (size_t n = 0; n < N; n++) {
@@ -305,37 +306,6 @@ static inline void test_exp(void)
             CHECK(same == n, "E09: %zu lanes, of which %zu equal the scalar", n, same);
         }
     }
-}
-
-// test_learning_rate: F03, F04, F05.
-static inline void test_learning_rate(void)
-{
-    static const double constant[] = {1, 2, 3, 3, 3, 3, 3, 3, 3, 3};
-    static const double cosine[] = {1, 2, 3, 3, 2.8660254, 2.5, 2, 1.5, 1.1339746, 1};
-    static const int ends[][2] = {{0, 1}, {5, 5}, {0, 0}, {7, 5}};
-    Training t = {.lr = 3, .lr_min = 1, .warmup = 3, .steps = 10};
-    for (int k = CONSTANT; k <= COSINE; k++)
-        for (int i = 0; i < 10; i++) {
-            t.schedule = k;
-            double want = k == CONSTANT ? constant[i] : cosine[i], got = learning_rate(&t, i);
-            CHECK(fabs(got - want) < 1e-7, "F03: schedule %d, step %d: %g, got %.9g", k, i, want,
-                  got);
-        }
-    for (int i = 0; i < 8; i++) {
-        t = (Training){
-            .lr = 3, .schedule = i & 1, .warmup = ends[i / 2][0], .steps = ends[i / 2][1]};
-        for (long step = 0; step < 12; step++)
-            CHECK(is_finite_bits(learning_rate(&t, step)), "F04: warmup %d of %d, step %ld",
-                  t.warmup, t.steps, step);
-    }
-    t = (Training){.lr = 3, .lr_min = 0.1, .schedule = COSINE, .warmup = 50, .steps = 1000};
-    double jump = 0;
-    for (long step = 50; step < 1100; step++)
-        jump = fmax(jump, fabs(learning_rate(&t, step) - learning_rate(&t, step - 1)));
-    CHECK(jump <= 4 * t.lr / t.steps, "F05: largest change %g", jump);
-    CHECK(fabs(learning_rate(&t, 999) - 0.1) < 1e-9, "F05: ends at lr_min");
-    CHECK(learning_rate(&t, 49) == 3 && learning_rate(&t, 50) == 3,
-          "F05: meets warm-up at the peak");
 }
 
 // optimizer_weights: a small table of parameters, allocated: a matrix with decay and two vectors.

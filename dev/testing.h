@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #endif
 #include "../util/check.h"
+#include "../util/threads.h"
 #include <dirent.h>
 #include <ftw.h>
 #include <signal.h>
@@ -19,6 +20,14 @@
 
 static char dir[1024]; // the temporary directory
 static pid_t owner;    // the process that removes it
+static int is_child;   // this is a process that run_child made
+
+// __lsan_is_turned_off: what AddressSanitizer asks before it looks for leaks: a child that dies may
+// leave its memory to the system.
+int __lsan_is_turned_off(void)
+{
+    return is_child;
+}
 
 typedef struct {
     int code;        // exit code, or -1 if a signal ended it
@@ -41,6 +50,8 @@ static inline Outcome run_child(void (*fn)(void *), void *arg)
     if (pid < 0)
         die(EXIT_FAIL, "fork: %s", strerror(errno));
     if (pid == 0) {
+        is_child = 1;
+        threads_set(1); // clang's OpenMP starts afresh in a child
         alarm(60);
         dup2(ends[1], 1);
         dup2(ends[1], 2);
@@ -69,16 +80,18 @@ static inline Outcome run_child(void (*fn)(void *), void *arg)
 
 // expect_die: one check that fn(arg) ends in die(code) with a message that holds `substring`: one
 // line `error: ...`, then at most one line `hint: ...`, and nothing else.
-static inline int expect_die(void (*fn)(void *), void *arg, int code, const char *substring)
+#define expect_die(...) expect_die_at(__FILE__, __LINE__, __VA_ARGS__)
+static inline int expect_die_at(const char *file, int line_number, void (*fn)(void *), void *arg,
+                                int code, const char *substring)
 {
     Outcome out = run_child(fn, arg);
     const char *line = strchr(out.text, '\n'), *last = strrchr(out.text, '\n');
     int form = !strncmp(out.text, "error: ", 7) && last && !last[1];
     if (form && line != last)
         form = !strncmp(line + 1, "hint: ", 6) && strchr(line + 1, '\n') == last;
-    return CHECK(out.code == code && form && strstr(out.text, substring),
-                 "expected exit code %d and \"%s\", got %d and:\n%s", code, substring, out.code,
-                 out.text);
+    return test_check(out.code == code && form && strstr(out.text, substring), file, line_number,
+                      "expected exit code %d and \"%s\", got %d and:\n%s", code, substring,
+                      out.code, out.text);
 }
 
 // in_dir: the path of `name` in the temporary directory; valid until the fourth later call.

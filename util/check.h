@@ -194,19 +194,6 @@ static inline int test_check(int ok, const char *file, int line, const char *fmt
 #define CHECK(...) CHECK_AT(__VA_ARGS__, "")
 #define CHECK_AT(cond, fmt, ...) test_check((cond) != 0, __FILE__, __LINE__, fmt "%s", __VA_ARGS__)
 
-// test_compare: one check that got (n) agrees with ref (n), both of element size `size`, within
-// `bound`.
-static inline int test_compare(const char *name, const void *got, const void *ref, size_t n,
-                               size_t size, double bound)
-{
-    Comparison c = compare(got, size, ref, size, n, bound, 0);
-    ++*test_count(!c.ok);
-    if (!c.ok)
-        printf("FAIL %s: relative L2 %.3g (bound %.3g), max error %.3g at %zu of %zu%s\n", name,
-               c.rel_l2, bound, c.max_err, c.worst, n, c.finite ? "" : ", not finite");
-    return c.ok;
-}
-
 // test_report: print the closing line `N passed, N failed`; returns the exit code.
 static inline int test_report(void)
 {

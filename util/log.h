@@ -37,6 +37,7 @@ typedef struct {
     int line_open;  // a progress line stands unfinished on the terminal
     double started; // seconds
     long first_99;  // first training step of accuracy >= 0.99, -1 if there is none
+    double last_acc; // accuracy of the last training step, 0 before the first
 } Log;
 
 typedef struct {
@@ -164,10 +165,13 @@ static inline void log_fail(const Log *log)
     die(EXIT_DATA, "%s/log.csv: cannot write: %s", log->dir, strerror(errno));
 }
 
-// log_note: keep track of the first training step that reaches 99%.
+// log_note: keep track of the last training accuracy and of the first step that reaches 99%.
 static inline void log_note(Log *log, long step, const char *split, double acc)
 {
-    if (log->first_99 < 0 && acc >= 0.99 && !strncmp(split, "train", 5))
+    if (strncmp(split, "train", 5))
+        return;
+    log->last_acc = acc;
+    if (log->first_99 < 0 && acc >= 0.99)
         log->first_99 = step;
 }
 
@@ -207,10 +211,11 @@ static inline int log_open(Log *log, long resume_step)
     return ftello(log->csv) == 0;
 }
 
-// log_header: end the `#` lines: compiler and git hash, then the column names.
-static inline void log_header(Log *log)
+// log_header: end the `#` lines: git hash, compiler and device, then the column names.
+static inline void log_header(Log *log, const char *device)
 {
-    fprintf(log->csv, "# git=%s compiler=\"%s\"\n%s\n", GIT_HASH, COMPILER, LOG_COLUMNS);
+    fprintf(log->csv, "# git=%s compiler=\"%s\" device=\"%s\"\n%s\n", GIT_HASH, COMPILER, device,
+            LOG_COLUMNS);
     if (fflush(log->csv))
         log_fail(log);
 }

@@ -203,7 +203,7 @@ static inline void options_parse_words(const Options *options, int argc, char **
                                        const char *source)
 {
     struct option longs[OPTIONS_MAX + 1];
-    const char *seen[OPTIONS_MAX] = {NULL};
+    int seen[OPTIONS_MAX] = {0};
     memset(longs, 0, sizeof longs);
     for (int i = 0; i < options->n; i++) {
         longs[i].name = options->rows[i].name;
@@ -239,10 +239,9 @@ static inline void options_parse_words(const Options *options, int argc, char **
             die(EXIT_USAGE, "--%s needs a value (%s)%s%s", options->rows[i].name,
                 options->rows[i].unit, code == ':' ? "" : ", got the option ",
                 code == ':' ? "" : optarg);
-        if (seen[i])
+        if (seen[i]++)
             die(EXIT_USAGE, "--%s is given twice%s%s\nhint: keep one of them",
                 options->rows[i].name, *source ? " in " : "", source);
-        seen[i] = argv[optind - 1];
         option_set(&options->rows[i], optarg ? optarg : "");
     }
     if (optind < argc)

@@ -158,7 +158,9 @@ static inline char *st_make_header(const char *path, const StMeta *meta, size_t 
     fflush(out); // sets *length
     for (size_t k = *length; (8 + k) % 64; k++)
         fputc(' ', out);
-    if (ferror(out) | fclose(out))
+    int failed = ferror(out);
+    failed |= fclose(out); // frees out
+    if (failed)
         die(EXIT_MEMORY, "%s: cannot allocate its header", path);
     *total = at;
     return json;

@@ -84,6 +84,9 @@ static inline void training_check(const Training *t)
     if (t->resume && t->load)
         die(EXIT_USAGE,
             "--resume and --load: expected one of them, --resume reads the checkpoint in --out");
+    if (t->resume && t->dump)
+        die(EXIT_USAGE, "--resume and --dump: expected one of them, a dump is the first batch\n"
+                        "hint: --load FILE --steps 0 --dump FILE dumps a checkpoint's weights");
     if (t->resume && !t->out)
         die(EXIT_USAGE, "--resume needs --out DIR, the directory of the run to go on with");
     if (t->steps == 0 && (t->resume || t->out))
@@ -298,7 +301,7 @@ static inline void training_clean(const char *dir)
 // run. Returns the step to start from.
 static inline long training_start(Log *log, char *path, const Training *t, Weights *w,
                                   const Options *options, const char *architecture,
-                                  const char *task, const char *model)
+                                  const char *task, const char *model, const char *device)
 {
     long step = 0;
     *log = log_none();
@@ -314,7 +317,7 @@ static inline long training_start(Log *log, char *path, const Training *t, Weigh
         die(EXIT_DATA, "%s: cannot remove: %s", path, strerror(errno));
     if (fresh) {
         options_print(log->csv, "#", options);
-        log_header(log);
+        log_header(log, device);
     }
     printf("run %s, from step %ld\n", log->dir, step);
     return step;

@@ -1,7 +1,7 @@
 // causalrn_plain.h: the layer of CausalRN and BiRN as the paper writes it, in double: every pair on
 // its own is normalized, activated and summed, and differentiated step by step. Slow; what the
-// faster forms are held against. Included after train_causalrn.c (Mix), util/testing.h (take) and
-// dev/test_layers.h (plain_normalize).  [CausalRN eq. 4-6]
+// faster forms are held against. Included after train_causalrn.c (Mix), dev/testing_model.h (take)
+// and dev/test_layers.h (plain_normalize).  [CausalRN eq. 4-6]
 #ifndef SEQ_DEV_CAUSALRN_PLAIN_H
 #define SEQ_DEV_CAUSALRN_PLAIN_H
 

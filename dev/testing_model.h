@@ -1,13 +1,12 @@
-// testing.h: what every test of a trainer needs: arrays that free themselves, comparisons, central
-// differences, children that must die.
+// testing_model.h: what every test of a trainer needs: arrays that free themselves, comparisons,
+// central differences.
 //
 // Included after the trainer: with -DREAL_IS_DOUBLE `float` means double in it, here too.
-#ifndef SEQ_UTIL_TESTING_H
-#define SEQ_UTIL_TESTING_H
+#ifndef SEQ_DEV_TESTING_MODEL_H
+#define SEQ_DEV_TESTING_MODEL_H
 
-#include "training.h"
+#include "../util/training.h"
 #include <float.h>
-#include <sys/wait.h>
 
 #ifdef REAL_IS_DOUBLE
 enum { IS_DOUBLE = 1 };
@@ -181,56 +180,6 @@ static inline int trained_same(const Weights *w, const char *bytes)
     size_t n = w->params.bytes;
     return !memcmp(bytes, w->params.base, n) && !memcmp(bytes + n, w->m.base, n) &&
            !memcmp(bytes + 2 * n, w->v.base, n);
-}
-
-enum { RETURNED = 77, CHANGED = 78 }; // exit codes of a child that did not die()
-
-static int is_child;
-
-// __lsan_is_turned_off: what AddressSanitizer asks before it looks for leaks: a child that dies may
-// leave its memory to the system.
-int __lsan_is_turned_off(void)
-{
-    return is_child;
-}
-
-// outcome: the exit code of f(context) in a child process, RETURNED if f comes back, -1 if a signal
-// killed it; text (size) = what it wrote on stderr.
-static inline int outcome(void (*f)(void *), void *context, char *text, size_t size)
-{
-    int ends[2], status = 0;
-    size_t n = 0;
-    fflush(stdout);
-    if (pipe(ends))
-        die(EXIT_FAIL, "pipe: %s", strerror(errno));
-    pid_t child = fork();
-    if (child < 0)
-        die(EXIT_FAIL, "fork: %s", strerror(errno));
-    if (!child) {
-        is_child = 1;
-        threads_set(1); // clang's OpenMP starts afresh in a child
-        dup2(ends[1], STDERR_FILENO);
-        f(context);
-        _exit(RETURNED);
-    }
-    close(ends[1]);
-    for (ssize_t k = 1; k > 0 && n + 1 < size; n += k > 0 ? (size_t)k : 0)
-        k = read(ends[0], text + n, size - 1 - n);
-    text[n] = 0;
-    close(ends[0]);
-    waitpid(child, &status, 0);
-    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
-// dies: one check that f(context) ends in die() with this code and a message that has `word`.
-static inline void dies(const char *what, void (*f)(void *), void *context, int code,
-                        const char *word)
-{
-    char text[1024];
-    int got = outcome(f, context, text, sizeof text);
-    CHECK(got == code && !strncmp(text, "error: ", 7) && strstr(text, word),
-          "%s: expected exit code %d and a message with \"%s\", got %d: %s", what, code, word, got,
-          text);
 }
 
 #endif

@@ -280,6 +280,11 @@ test_resume() {
     same_run "resumed at 10" r20 r10
     works $medium --steps 20 --out r20 --resume
     same_run "resumed when done" r20 r10
+    local easy="--layers 1 --channels 32 --hidden 32 --batch-size 16 --string-size 1 --steps 300"
+    works $easy --stop-at 0.3 --out stop
+    cp -r stop stopped
+    works $easy --stop-at 0.3 --out stopped --resume
+    same_run "resumed after --stop-at" stop stopped
     works $medium --steps 20 --out r20 --force
     same_run "--force starts over" r20 r10
     for threads in 1 2 3; do # large enough for parallel products

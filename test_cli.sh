@@ -324,8 +324,10 @@ test_resume_killed() {
 # Ctrl-C saves, says how to go on, exits 130; another run in its directory is refused (C21).
 test_interrupt() {
     local pid step
+    set -m # without job control a shell's background programs ignore SIGINT
     "$train" $small --steps 1000000 --save-every 10 --out int >"$tmp/int" 2>&1 &
     pid=$!
+    set +m
     wait_for int/checkpoint.safetensors
     run $small --steps 1000000 --out int --resume
     clean "a second run with --resume" 3 "int/log.csv.*another run"
@@ -427,6 +429,7 @@ test_bad_files() {
     printf '\211PNG\r\n\032\n\0\0\0\rIHDR' >bad.safetensors
     not_loaded "expected"
     has "an image" "PNG" "$tmp/err"
+    rm -f bad.safetensors
     works $small --steps 0 --dump bad.safetensors
     not_loaded "tensor"
     refused 3 "absent.*No such file" $small --load absent --out new

@@ -870,11 +870,11 @@ static size_t model_bytes(const Model *m)
 // model_alloc: allocate a planned model and draw its initial weights from the seed.
 static void model_alloc(Model *m)
 {
-    weights_alloc(&m->weights, &m->params, &m->grads, m->config.training.seed);
     arena_alloc(&m->acts_arena, &m->acts);
     arena_alloc(&m->dacts_arena, &m->dacts);
     arena_alloc(&m->state_arena, &m->state);
     batch_alloc(&m->batch, m->B, m->T);
+    weights_alloc(&m->weights, &m->params, &m->grads, m->config.training.seed);
 }
 
 // model_free: give everything back.
@@ -1032,6 +1032,7 @@ static LogRow evaluate(Model *m, long step)
 {
     load_batch(m, STREAM_EVAL, 0);
     model_forward(m);
+    training_stop_if_bad("loss on fresh sequences", m->loss, step, &m->weights, &m->acts_arena);
     return (LogRow){step, "val", m->loss, task_score(m->task, &m->batch, m->B), 0, 0, 0, 0};
 }
 
@@ -1160,7 +1161,6 @@ static void config_check(Config *c)
     if (mix->model == QUADRATIC && mix->prenorm == APPROX && c->hidden > 1200)
         die(EXIT_USAGE, "--hidden %d: expected at most 1200 for --model quadratic --prenorm "
             "approx: sums reach T exp(2 sqrt(H))\nhint: --model linear has no limit", c->hidden);
-    training_check(&c->training);
 }
 
 static Config config;
@@ -1180,11 +1180,13 @@ int main(int argc, char **argv)
 {
     static Model model;
     static Options options;
+    training_begin();
     config_options(&options, &config);
     options_parse(&options, PRESETS, argc, argv,
                   "train_causalrn: CausalRN on the CPU. Without options: copying 16 letters.",
                   preset_cost);
     config_check(&config);
+    training_check(&config.training);
     threads_set(config.training.threads);
     model_plan(&model, &config);
     options_print(stdout, "", &options);
@@ -1193,6 +1195,6 @@ int main(int argc, char **argv)
     model_alloc(&model);
     train(&model, &options);
     model_free(&model);
-    return *training_interrupted() ? 128 + *training_interrupted() : 0;
+    return training_end();
 }
 #endif

@@ -31,18 +31,30 @@
 // Exit codes. 0 is success.
 enum { EXIT_FAIL = 1, EXIT_USAGE = 2, EXIT_DATA = 3, EXIT_MEMORY = 4 };
 
-// die: print `error: ` and the message on stderr and exit with `code`. A message of two lines is an
-// error and its hint: "--lr: expected a number above 0, got -1\nhint: ..." (the second line as
-// written).
+// print_message: `kind` and the message on stderr. A message of two lines is an error and its hint:
+// "--lr: expected a number above 0, got -1\nhint: ..."; every other control character, which can
+// only come from a value that is quoted, is shown as '?', so that no input can forge a line.
+static inline void print_message(const char *kind, const char *fmt, va_list args)
+{
+    char text[8192];
+    const char *hint = NULL;
+    vsnprintf(text, sizeof text, fmt, args);
+    for (const char *at = strchr(fmt, '\n') ? text : NULL; at && (at = strstr(at, "\nhint: "));)
+        hint = at++;
+    for (char *c = text; *c; c++)
+        if (c != hint && ((unsigned char)*c < 32 || *c == 127))
+            *c = '?';
+    fflush(stdout);
+    fprintf(stderr, "%s: %s\n", kind, text);
+}
+
+// die: print `error: ` and the message on stderr and exit with `code`; see print_message.
 SEQ_NORETURN SEQ_PRINTF(2, 3) static inline void die(int code, const char *fmt, ...)
 {
     va_list args;
-    fflush(stdout);
-    fputs("error: ", stderr);
     va_start(args, fmt);
-    vfprintf(stderr, fmt, args);
+    print_message("error", fmt, args);
     va_end(args);
-    fputc('\n', stderr);
     exit(code);
 }
 
@@ -51,12 +63,9 @@ SEQ_PRINTF(1, 2)
 static inline void warn(const char *fmt, ...)
 {
     va_list args;
-    fflush(stdout);
-    fputs("warning: ", stderr);
     va_start(args, fmt);
-    vfprintf(stderr, fmt, args);
+    print_message("warning", fmt, args);
     va_end(args);
-    fputc('\n', stderr);
 }
 
 // size_mul: a * b; dies with EXIT_MEMORY naming `what` when the product does not fit a size_t.

@@ -13,6 +13,7 @@
 #include "check.h"
 #include <dirent.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -33,10 +34,10 @@ enum { LOG_DIR = 4096, LOG_PATH = LOG_DIR + 64 };
 typedef struct {
     char dir[LOG_DIR];
     FILE *csv;
-    int terminal;   // stdout is a terminal: the progress line is redrawn
-    int line_open;  // a progress line stands unfinished on the terminal
-    double started; // seconds
-    long first_99;  // first training step of accuracy >= 0.99, -1 if there is none
+    int terminal;    // stdout is a terminal: the progress line is redrawn
+    int line_open;   // a progress line stands unfinished on the terminal
+    double started;  // seconds
+    long first_99;   // first training step of accuracy >= 0.99, -1 if there is none
     double last_acc; // accuracy of the last training step, 0 before the first
 } Log;
 
@@ -90,22 +91,26 @@ static inline const char *duration_text(double seconds, char *text, size_t size)
     return text;
 }
 
-// dir_make: create `path` and what is missing above it; dies with EXIT_DATA when that fails.
+// dir_make: create `path` and what is missing above it; dies with EXIT_DATA where that fails.
 static inline void dir_make(const char *path)
 {
-    char part[4096];
+    char part[LOG_DIR];
     struct stat st;
     snprintf(part, sizeof part, "%s", path);
-    for (char *p = part + 1; *p; p++)
-        if (*p == '/') {
-            *p = 0;
-            mkdir(part, 0777); // a failure shows below
-            *p = '/';
-        }
-    if (mkdir(part, 0777) && errno != EEXIST)
-        die(EXIT_DATA, "--out %s: cannot create the directory: %s", path, strerror(errno));
-    if (stat(part, &st) || !S_ISDIR(st.st_mode))
-        die(EXIT_DATA, "--out %s: expected a directory, got something else of that name", path);
+    for (char *p = part + 1;; p++) {
+        char end = *p;
+        if (end && end != '/')
+            continue;
+        *p = 0;
+        int failed = mkdir(part, 0777) ? errno : 0;
+        if (failed && (stat(part, &st) || !S_ISDIR(st.st_mode)))
+            die(EXIT_DATA, "--out %s: %s%sexpected a directory, got %s", path, end ? part : "",
+                end ? ": " : "",
+                failed == EEXIST ? "something else of that name" : strerror(failed));
+        *p = end;
+        if (!end)
+            return;
+    }
 }
 
 // dir_is_empty: 1 if the directory is empty or does not exist.
@@ -113,11 +118,12 @@ static inline int dir_is_empty(const char *path)
 {
     int empty = 1;
     DIR *d = opendir(path);
-    for (struct dirent *e; d && (e = readdir(d));)
+    if (!d)
+        return errno == ENOENT; // one that cannot be read may hold anything
+    for (struct dirent *e; (e = readdir(d));)
         if (strcmp(e->d_name, ".") && strcmp(e->d_name, ".."))
             empty = 0;
-    if (d)
-        closedir(d);
+    closedir(d);
     return empty;
 }
 
@@ -175,40 +181,63 @@ static inline void log_note(Log *log, long step, const char *split, double acc)
         log->first_99 = step;
 }
 
-// log_truncate: drop the data rows of log.csv from step `step` on (they will be written again).
-static inline void log_truncate(Log *log, long step)
+// log_open: open and lock DIR/log.csv, as it is.
+static inline void log_open(Log *log)
 {
-    char line[4096], *at;
-    off_t keep = 0;
-    while (fgets(line, sizeof line, log->csv) && strchr(line, '\n')) {
-        long row = strtol(line, &at, 10);
-        if (at != line && *at == ',') {
-            if (row >= step)
-                break;
-            char *loss = strchr(at + 1, ','), *acc = loss ? strchr(loss + 1, ',') : NULL;
-            log_note(log, row, at + 1, acc ? strtod(acc + 1, NULL) : 0);
-        }
-        keep += (off_t)strlen(line);
-    }
-    if (ftruncate(fileno(log->csv), keep) || fseeko(log->csv, keep, SEEK_SET))
+    char path[LOG_PATH];
+    struct stat st;
+    int fd = open(log_path(log, "log.csv", path), O_RDWR | O_CREAT | O_NONBLOCK, 0666);
+    if (fd < 0 || fstat(fd, &st))
+        log_fail(log);
+    if (!S_ISREG(st.st_mode))
+        die(EXIT_DATA, "%s: expected a file, got something else of that name", path);
+    int locked = !flock(fd, LOCK_EX | LOCK_NB);
+    if (!locked && errno == EWOULDBLOCK)
+        die(EXIT_DATA, "%s: another run is writing it\nhint: give this run another --out", path);
+    if (!locked)
+        die(EXIT_DATA, "%s: cannot lock: %s", path, strerror(errno));
+    if (!(log->csv = fdopen(fd, "r+b")))
         log_fail(log);
 }
 
-// log_open: open and lock DIR/log.csv. resume_step >= 0 keeps the rows before that step; otherwise
-// the file starts anew. Returns 1 if the file is empty: the caller writes `#` lines, then calls
-// log_header.
-static inline int log_open(Log *log, long resume_step)
+// log_start: make the open log ready for the rows from `step` on: with step < 0 it starts anew,
+// else the rows from that step on are dropped (they will be written again). Returns 1 if it is
+// empty now: the caller writes `#` lines, then calls log_header.
+static inline int log_start(Log *log, long step)
 {
-    char path[LOG_PATH];
-    int fd = open(log_path(log, "log.csv", path), O_RDWR | O_CREAT, 0666);
-    if (fd < 0 || !(log->csv = fdopen(fd, "r+b")))
+    char *line = NULL;
+    size_t room = 0;
+    off_t keep = 0;
+    long last = -1;
+    int header = 0, ended = step < 0;
+    for (ssize_t n; !ended && (n = getline(&line, &room, log->csv)) > 0;) {
+        char *at;
+        long row = strtol(line, &at, 10);
+        int data = at != line && *at == ',', train = data && !strncmp(at, ",train,", 7);
+        ended = line[n - 1] != '\n' || (data && row >= step);
+        if (ended)
+            break;
+        header |= !strncmp(line, LOG_COLUMNS, strlen(LOG_COLUMNS));
+        char *loss = data ? strchr(at + 1, ',') : NULL, *acc = loss ? strchr(loss + 1, ',') : NULL;
+        if (data)
+            log_note(log, row, at + 1, acc ? strtod(acc + 1, NULL) : 0);
+        last = train ? row : last;
+        keep += n;
+    }
+    free(line);
+    if (ferror(log->csv))
         log_fail(log);
-    if (flock(fd, LOCK_EX | LOCK_NB))
-        die(EXIT_DATA, "%s: another run is writing it\nhint: give this run another --out", path);
-    if (resume_step < 0 && ftruncate(fd, 0))
+    if (last >= 0 && !header)
+        die(EXIT_DATA,
+            "%s/log.csv: expected the line \"" LOG_COLUMNS "\" above its rows, got none\n"
+            "hint: put it back, or move log.csv away",
+            log->dir);
+    if (step >= 0 && last != step - 1)
+        warn("%s/log.csv: rows up to step %ld are missing", log->dir, step - 1);
+    keep = header ? keep : 0;
+    if (ftruncate(fileno(log->csv), keep) || fseeko(log->csv, keep, SEEK_SET))
         log_fail(log);
-    log_truncate(log, resume_step);
-    return ftello(log->csv) == 0;
+    return keep == 0;
 }
 
 // log_header: end the `#` lines: git hash, compiler and device, then the column names.
@@ -232,6 +261,15 @@ static inline void log_row(Log *log, const LogRow *r)
         log_fail(log);
 }
 
+// log_flush: show what was printed. Where nobody reads any more (`| head`), ask the run to save and
+// end.
+static inline void log_flush(void)
+{
+    static int asked;
+    if (fflush(stdout) && !asked++)
+        raise(SIGTERM);
+}
+
 // log_line: print a line of its own, below an open progress line.
 SEQ_PRINTF(2, 3)
 static inline void log_line(Log *log, const char *fmt, ...)
@@ -243,7 +281,7 @@ static inline void log_line(Log *log, const char *fmt, ...)
     va_start(args, fmt);
     vprintf(fmt, args);
     va_end(args);
-    fflush(stdout);
+    log_flush();
 }
 
 // log_progress: show a record: redrawn on a terminal (every step), one line per interval otherwise
@@ -261,7 +299,7 @@ static inline void log_progress(Log *log, const LogRow *r, long steps, double se
     log->line_open = log->terminal && !interval;
     if (!log->line_open)
         printf("\n");
-    fflush(stdout);
+    log_flush();
 }
 
 // log_close: close log.csv, which gives up its lock.

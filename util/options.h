@@ -94,36 +94,37 @@ static inline void option_format(const Option *o, char *text, size_t size)
 static inline void option_set_number(const Option *o, const char *text)
 {
     char *end = NULL;
-    int looks_decimal = isdigit((unsigned char)text[0]) ||
-                        ((text[0] == '-' || text[0] == '.') && text[1]);
+    int looks_decimal =
+        isdigit((unsigned char)text[0]) || ((text[0] == '-' || text[0] == '.') && text[1]);
     const char *expected = o->type == OPT_REAL ? "a number" : "a whole number";
     errno = 0;
     double x = strtod(text, &end);
     if (o->type == OPT_REAL) {
         if (!looks_decimal || *end || strpbrk(text, "xXnN"))
-            die(EXIT_USAGE, "--%s: expected %s, got \"%s\"", o->name, expected, text);
+            die(EXIT_USAGE, "--%s: expected %s, got \"%.200s\"", o->name, expected, text);
         if (errno == ERANGE || !is_finite_bits(x))
-            die(EXIT_USAGE, "--%s: \"%s\" does not fit a double precision number", o->name, text);
+            die(EXIT_USAGE, "--%s: \"%.200s\" does not fit a double precision number", o->name,
+                text);
         if (!(x >= o->min && x <= o->max))
-            die(EXIT_USAGE, "--%s: expected %s from %g to %g, got %s", o->name, expected, o->min,
-                o->max, text);
+            die(EXIT_USAGE, "--%s: expected %s from %g to %g, got %.200s", o->name, expected,
+                o->min, o->max, text);
         *(double *)o->value = x;
         return;
     }
     const char *digits = text + (text[0] == '-');
     if (!*digits || strspn(digits, "0123456789") != strlen(digits))
-        die(EXIT_USAGE, "--%s: expected %s, got \"%s\"", o->name, expected, text);
+        die(EXIT_USAGE, "--%s: expected %s, got \"%.200s\"", o->name, expected, text);
     if (o->type == OPT_U64) {
         unsigned long long u = strtoull(text, &end, 10);
         if (errno == ERANGE || text[0] == '-')
-            die(EXIT_USAGE, "--%s: expected %s from 0 to 18446744073709551615, got %s", o->name,
+            die(EXIT_USAGE, "--%s: expected %s from 0 to 18446744073709551615, got %.200s", o->name,
                 expected, text);
         *(uint64_t *)o->value = u;
         return;
     }
     if (!(x >= o->min && x <= o->max))
-        die(EXIT_USAGE, "--%s: expected %s from %.0f to %.0f, got %s", o->name, expected, o->min,
-            o->max, text);
+        die(EXIT_USAGE, "--%s: expected %s from %.0f to %.0f, got %.200s", o->name, expected,
+            o->min, o->max, text);
     *(int *)o->value = (int)x;
 }
 
@@ -142,7 +143,7 @@ static inline void option_set(const Option *o, const char *text)
                 *(int *)o->value = i;
                 return;
             }
-        die(EXIT_USAGE, "--%s: expected one of %s, got \"%s\"", o->name, o->unit, text);
+        die(EXIT_USAGE, "--%s: expected one of %s, got \"%.200s\"", o->name, o->unit, text);
     } else if (o->type == OPT_FLAG)
         *(int *)o->value = 1;
     else
@@ -184,8 +185,9 @@ static inline void options_unknown(const Options *options, const char *got)
     for (int i = 0; i < options->n; i++)
         if (edit_distance(name, options->rows[i].name) < edit_distance(name, nearest))
             nearest = options->rows[i].name;
-    die(EXIT_USAGE, "unknown option \"%s\": the nearest is --%s\nhint: --help lists all options",
-        got, nearest);
+    die(EXIT_USAGE,
+        "unknown option \"%.200s\": the nearest is --%s\nhint: --help lists all options", got,
+        nearest);
 }
 
 // options_find: the row of that name, NULL if there is none.
@@ -232,7 +234,8 @@ static inline void options_parse_words(const Options *options, int argc, char **
         if (code == '?' && optopt >= 256)
             die(EXIT_USAGE, "--%s takes no value", options->rows[optopt - 256].name);
         if (code == '?') { // a single dash: getopt_long is still at "-abc" but past "-a"
-            int here = optind < argc && argv[optind][0] == '-' && argv[optind][1] == optopt;
+            int here =
+                optopt && optind < argc && argv[optind][0] == '-' && argv[optind][1] == optopt;
             options_unknown(options, argv[here ? optind : optind - 1]);
         }
         if (code == ':' || (optarg && !strncmp(optarg, "--", 2)))
@@ -246,7 +249,7 @@ static inline void options_parse_words(const Options *options, int argc, char **
     }
     if (optind < argc)
         die(EXIT_USAGE,
-            "unexpected word \"%s\": options are written --name value\nhint: --help lists all "
+            "unexpected word \"%.200s\": options are written --name value\nhint: --help lists all "
             "options",
             argv[optind]);
 }
@@ -306,7 +309,7 @@ static inline void options_parse(const Options *options, const Preset *presets, 
     options_parse_words(options, argc, argv, "");
     if (help && *(int *)help->value) {
         options_help(options, presets, usage, cost);
-        exit(0);
+        exit(fflush(stdout) || ferror(stdout) ? EXIT_DATA : 0);
     }
     const char *name = preset ? *(const char **)preset->value : NULL;
     if (!name)
@@ -317,7 +320,7 @@ static inline void options_parse(const Options *options, const Preset *presets, 
             options_parse_words(options, argc, argv, "");
             return;
         }
-    die(EXIT_USAGE, "--preset: there is no preset \"%s\"\nhint: --help lists them", name);
+    die(EXIT_USAGE, "--preset: there is no preset \"%.200s\"\nhint: --help lists them", name);
 }
 
 // options_print: the whole configuration on `file`, each line starting with `prefix`.

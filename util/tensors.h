@@ -19,13 +19,13 @@ typedef struct {
     InitKind kind;
     double std;
 } Init;
-#define INIT_ZERO         \
-    {                     \
-        INIT_KIND_ZERO, 0 \
+#define INIT_ZERO                                                                                  \
+    {                                                                                              \
+        INIT_KIND_ZERO, 0                                                                          \
     }
-#define INIT_NORMAL(std)        \
-    {                           \
-        INIT_KIND_NORMAL, (std) \
+#define INIT_NORMAL(std)                                                                           \
+    {                                                                                              \
+        INIT_KIND_NORMAL, (std)                                                                    \
     }
 
 enum { NO_DECAY = 0, DECAY = 1, TENSOR_DIMS = 4, TENSORS_MAX = 64 };
@@ -40,9 +40,9 @@ typedef struct {
 } Tensor;
 
 // ACTIVATION: a table row without initialisation, for activations and scratch.
-#define ACTIVATION(name, type, field, ...)                          \
-    {                                                               \
-        name, {__VA_ARGS__}, INIT_ZERO, 0, 0, offsetof(type, field) \
+#define ACTIVATION(name, type, field, ...)                                                         \
+    {                                                                                              \
+        name, {__VA_ARGS__}, INIT_ZERO, 0, 0, offsetof(type, field)                                \
     }
 
 typedef struct {
@@ -173,6 +173,15 @@ static inline int name_in_list(const char *name, const char *list)
     return 0;
 }
 
+// arena_count: number of tensors that exist.
+static inline size_t arena_count(const Arena *a)
+{
+    size_t n = 0;
+    for (int i = 0; i < a->n; i++)
+        n += tensor_size(&a->table[i]) > 0;
+    return n;
+}
+
 // arena_elements: number of elements in all tensors but those named in `except` (may be NULL), a
 // list like "wte,wpe".
 static inline size_t arena_elements(const Arena *a, const char *except)
@@ -258,24 +267,22 @@ static inline const char *shape_text(const size_t *shape, int n, char *text, siz
     return text;
 }
 
-// arena_read: read every tensor of the arena from the file, where it stands as prefix + name. Dies
-// with EXIT_DATA when one is missing, has another shape or holds a NaN or Inf; returns the number
-// read.
-static inline size_t arena_read(Arena *a, StFile *file, const char *path, const char *prefix)
+// arena_match: die with EXIT_DATA unless the file has every tensor of the arena, as prefix + name,
+// with its shape.
+static inline void arena_match(const Arena *a, const StFile *file, const char *path,
+                               const char *prefix)
 {
-    size_t read = 0;
     for (int i = 0; i < a->n; i++) {
         char name[LIST_NAME], want[128], got[256];
         const Tensor *t = &a->table[i];
-        if (!tensor_size(t)) // it does not exist, so list_add_arena has not saved it
+        if (!tensor_size(t)) // it does not exist
             continue;
-        read++;
         snprintf(name, sizeof name, "%s%s", prefix, t->name);
         const StEntry *entry = st_find(file, name);
         if (!entry)
             die(EXIT_DATA,
-                "%s: has no tensor %s, which this model needs\nhint: is it a checkpoint of another "
-                "model?",
+                "%s: has no tensor %s, which this model needs\nhint: is it a checkpoint of "
+                "another model?",
                 path, name);
         shape_text(t->shape, tensor_dims(t), want, sizeof want);
         shape_text(entry->shape, entry->ndim, got, sizeof got);
@@ -283,12 +290,24 @@ static inline size_t arena_read(Arena *a, StFile *file, const char *path, const 
             die(EXIT_DATA,
                 "%s: %s: expected shape %s, got %s\nhint: give the sizes it was made with", path,
                 name, want, got);
-        st_read_real(file, entry, arena_data(a, i), a->real_size);
-        size_t n = tensor_size(t), bad = first_not_finite(arena_data(a, i), n, a->real_size);
+    }
+}
+
+// arena_read: read every tensor of the arena from a file that arena_match has passed. Dies with
+// EXIT_DATA when one holds a NaN or Inf.
+static inline void arena_read(Arena *a, StFile *file, const char *path, const char *prefix)
+{
+    for (int i = 0; i < a->n; i++) {
+        char name[LIST_NAME];
+        size_t n = tensor_size(&a->table[i]);
+        if (!n)
+            continue;
+        snprintf(name, sizeof name, "%s%s", prefix, a->table[i].name);
+        st_read_real(file, st_find(file, name), arena_data(a, i), a->real_size);
+        size_t bad = first_not_finite(arena_data(a, i), n, a->real_size);
         if (bad < n)
             die(EXIT_DATA, "%s: %s holds a NaN or Inf at element %zu", path, name, bad);
     }
-    return read;
 }
 
 #endif

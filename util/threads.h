@@ -10,12 +10,12 @@
 #define OPENMP_WORD "OpenMP off"
 #endif
 
-// threads_set: use n threads from now on; 0 leaves the default, all cores.
+// threads_set: use n threads from now on; 0: what OpenMP would take, all cores, at most 1024.
 static inline void threads_set(int n)
 {
 #ifdef _OPENMP
-    if (n > 0)
-        omp_set_num_threads(n);
+    int all = omp_get_max_threads();
+    omp_set_num_threads(n > 0 ? n : all < 1024 ? all : 1024);
 #else
     (void)n;
 #endif

@@ -205,7 +205,7 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
 {
     const char *got = st_meta(file, "architecture"), *version = st_meta(file, "format_version");
     const char *step_text = st_meta(file, "step");
-    char ours[OPTION_VALUE_MAX], *end = NULL;
+    char ours[OPTION_VALUE_MAX];
     if (!got || strcmp(got, architecture))
         die(EXIT_DATA, "%s: expected a checkpoint of %s, got one of %s", path, architecture,
             got ? got : "unknown origin");
@@ -224,11 +224,11 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
                 strcmp(o->name, "steps") ? "" : "; only --schedule constant lets them change");
     }
     errno = 0;
-    long step = step_text ? strtol(step_text, &end, 10) : -1;
-    if (step < 0 || end == step_text || *end || errno)
+    size_t digits = step_text ? strspn(step_text, "0123456789") : 0;
+    if (!digits || digits > 10 || step_text[digits] || strtol(step_text, NULL, 10) > 1000000000)
         die(EXIT_DATA, "%s: expected a step number in its metadata, got %s", path,
             step_text ? step_text : "none");
-    return step;
+    return strtol(step_text, NULL, 10);
 }
 
 // checkpoint_load: read a checkpoint. With `resume` parameters and moments, and all options that
@@ -240,12 +240,16 @@ static inline long checkpoint_load(const char *path, Weights *w, const Options *
     StFile *file = st_open(path);
     int level = resume ? DEFINES_TRAINING : DEFINES_MODEL;
     long step = checkpoint_check(file, path, options, architecture, level, schedule);
-    st_verify(file);
-    size_t n = arena_read(&w->params, file, path, "params.");
-    if (file->header.n != 3 * n)
+    size_t n = 3 * arena_count(&w->params);
+    arena_match(&w->params, file, path, "params.");
+    if (file->header.n != n)
         die(EXIT_DATA,
             "%s: expected %zu tensors, got %zu\nhint: is it a dump, or of another version?", path,
-            3 * n, file->header.n);
+            n, file->header.n);
+    arena_match(&w->m, file, path, "m.");
+    arena_match(&w->v, file, path, "v.");
+    st_verify(file);
+    arena_read(&w->params, file, path, "params.");
     if (resume) {
         arena_read(&w->m, file, path, "m.");
         arena_read(&w->v, file, path, "v.");
@@ -260,6 +264,14 @@ static inline void dump_write(const char *path, const int *inputs, const int *ta
                               size_t T, double loss, const Weights *w, const Arena *acts,
                               const Options *options, const char *architecture)
 {
+    struct stat st;
+    if (!stat(path, &st) && S_ISREG(st.st_mode)) {
+        StFile *old = st_open(path);
+        if (!st_find(old, "inputs"))
+            die(EXIT_USAGE, "--dump %s: expected a new file or an older dump, got another file",
+                path);
+        st_close(old);
+    }
     const size_t batch[] = {B, T, 0}, one[] = {1, 0}, real_size = w->params.real_size;
     TensorList *list = (TensorList *)alloc_zero(1, sizeof *list, "tensor list");
     double loss_real; // room for either size
@@ -304,17 +316,24 @@ static inline long training_start(Log *log, char *path, const Training *t, Weigh
                                   const char *task, const char *model, const char *device)
 {
     long step = 0;
+    struct stat st;
     *log = log_none();
     if (t->steps == 0)
         return 0;
     log_take_dir(log, t->out, task, model, t->resume, t->force);
     log_path(log, CHECKPOINT_NAME, path);
+    if (t->resume && access(path, R_OK))
+        die(EXIT_DATA, "%s: cannot read: %s\nhint: --resume goes on with a run that has saved",
+            path, strerror(errno));
+    log_open(log);
+    training_clean(log->dir);
+    if ((!lstat(path, &st) && !S_ISREG(st.st_mode)) || access(log->dir, W_OK | X_OK))
+        die(EXIT_DATA, "%s: cannot be written\nhint: remove it, or give another --out", path);
     if (t->resume)
         step = checkpoint_load(path, w, options, architecture, 1, t->schedule);
-    int fresh = log_open(log, t->resume ? step : -1);
-    training_clean(log->dir);
-    if (!t->resume && unlink(path) && errno != ENOENT)
+    else if (unlink(path) && errno != ENOENT)
         die(EXIT_DATA, "%s: cannot remove: %s", path, strerror(errno));
+    int fresh = log_start(log, t->resume ? step : -1);
     if (fresh) {
         options_print(log->csv, "#", options);
         log_header(log, device);
@@ -338,7 +357,8 @@ static inline void training_stop_if_bad(const char *what, double value, long ste
     die(EXIT_FAIL,
         "step %ld: the %s is %g; first bad value: %s %s[%zu]; no weight was changed\nhint: a "
         "smaller "
-        "--lr, a longer --warmup or a smaller --grad-clip; the last checkpoint is good",
+        "--lr, a longer --warmup or a smaller --grad-clip; a checkpoint, if any, is of an "
+        "earlier step",
         step, what, value, name ? arenas[i - 1]->what : "none", name ? name : "", index);
 }
 
@@ -356,11 +376,33 @@ static inline void training_on_interrupt(int number)
     signal(number, SIG_DFL);
 }
 
-// training_catch_interrupt: from now on Ctrl-C and SIGTERM end the run after its present step.
+// training_catch_interrupt: from now on Ctrl-C and SIGTERM, unless they are ignored, end the run
+// after its present step.
 static inline void training_catch_interrupt(void)
 {
-    signal(SIGINT, training_on_interrupt);
-    signal(SIGTERM, training_on_interrupt);
+    const int numbers[] = {SIGINT, SIGTERM};
+    for (int i = 0; i < 2; i++)
+        if (signal(numbers[i], training_on_interrupt) == SIG_IGN)
+            signal(numbers[i], SIG_IGN);
+}
+
+// training_begin: the first thing a trainer does: files must not take the place of a closed stdout,
+// and a full disk or a closed pipe is an error like others, not a signal.
+static inline void training_begin(void)
+{
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) < 0)
+            exit(EXIT_DATA);
+    signal(SIGXFSZ, SIG_IGN);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+// training_end: the trainer's exit code; dies if what it printed was not written.
+static inline int training_end(void)
+{
+    if (fflush(stdout) || ferror(stdout))
+        die(EXIT_DATA, "stdout: cannot write: %s", strerror(errno));
+    return *training_interrupted() ? 128 + *training_interrupted() : 0;
 }
 
 // training_result: the RESULT line. first_99 is -1 if no training batch reached 99%; greedy < 0 if

@@ -537,6 +537,38 @@ test_log() {
     is "the last line" RESULT "$(tail -1 "$tmp/out" | cut -d' ' -f1)"
 }
 
+# A NaN at the evaluation ends the run before it is saved.
+test_nan_evaluation() {
+    run ${small/--warmup 3/--warmup 0} --prenorm none --lr 100 --steps 1 --out nan-eval
+    clean "a NaN at the evaluation" 1 "step 1: the loss on fresh"
+    is "files after a NaN at the evaluation" "log.csv" "$(ls nan-eval)"
+}
+
+# What else people and schedulers do to a program.
+test_hostile() {
+    works $small --steps 5 --out hostile
+    refused 2 "--dump hostile/checkpoint.*expected a new file" $small --steps 0 \
+        --dump hostile/checkpoint.safetensors
+    refused 2 "--resume and --dump" $small --steps 6 --out hostile --resume --dump d
+    refused 2 "--steps 0 writes no run" $small --steps 0 --out hostile --resume
+    refused 2 'got "8\?error: forged' --batch-size $'8\nerror: forged'
+    "$train" $small --steps 20 --print-every 1 --out closed >&- 2>"$tmp/err"
+    is "lines of log.csv with stdout closed" 22 "$(grep -cv '^#' closed/log.csv)"
+    "$train" $small --steps 300000 --out pipe 2>"$tmp/err" | head -1 >/dev/null
+    is "exit code when nobody reads" 3 "${PIPESTATUS[0]}"
+    is "what it leaves" "checkpoint.safetensors log.csv" "$(ls pipe | xargs)"
+    [ -e /dev/full ] && "$train" --help >/dev/full 2>"$tmp/err"
+    is "exit code of --help on a full disk" 3 $?
+    mkdir fifo && mkfifo fifo/log.csv
+    refused 3 "fifo/log.csv: expected a file" $small --steps 3 --out fifo --force
+    mkdir -p taken/checkpoint.safetensors
+    refused 3 "taken/checkpoint.safetensors: cannot be written" $small --steps 3 --out taken --force
+    run --help --resume
+    is "exit code of --help --resume" 0 $code
+    run -h
+    is "exit code of -h" 0 $code
+}
+
 test_help
 test_every_option
 test_refused_options
@@ -551,6 +583,8 @@ test_bad_files
 test_failed_save
 test_sync
 test_nan
+test_nan_evaluation
+test_hostile
 test_seeds
 test_memory
 test_log

@@ -325,10 +325,10 @@ static inline long training_start(Log *log, char *path, const Training *t, Weigh
     if (t->resume && access(path, R_OK))
         die(EXIT_DATA, "%s: cannot read: %s\nhint: --resume goes on with a run that has saved",
             path, strerror(errno));
-    log_open(log);
-    training_clean(log->dir);
     if ((!lstat(path, &st) && !S_ISREG(st.st_mode)) || access(log->dir, W_OK | X_OK))
         die(EXIT_DATA, "%s: cannot be written\nhint: remove it, or give another --out", path);
+    log_open(log);
+    training_clean(log->dir);
     if (t->resume)
         step = checkpoint_load(path, w, options, architecture, 1, t->schedule);
     else if (unlink(path) && errno != ENOENT)

@@ -1,10 +1,37 @@
-// train_causalrn.cu: CausalRN and BiRN on the GPU; train_causalrn.c says what is computed, and why.
+// train_causalrn.cu: CausalRN and BiRN on the GPU, the same sections as train_causalrn.c, which
+// says what is computed and is what this is held against (dev/test_cuda.sh, `make test-cuda`).
 //
 //   r   = normalize(x)                         (x - mean) / sqrt(var + 1e-8), nothing learned
 //   a_u = W_right r_u + bias                   the query side
 //   b_v = W_left r_v                           the memory side
 //   s_u = 1/(u+1) sum_{v<=u} psi(mu(a_u + b_v))                                       [eq. 4, 5]
 //   x  += W_out normalize(s) + bias            the whole block: no MLP, no attention beside it
+//
+// "An All-MLP Sequence Modeling Architecture That Excels at Copying" (ICML 2024 NGSM workshop). The
+// quadratic model (mu: every pair normalized) never stores (T,T,H): the variance of a pair comes
+// from one matrix product, var(a+b) = var a + var b + 2 (a.b)/H for centred a and b, and only
+// exponential and sums are left for every pair and channel. The linear model factors: s = exp(a)
+// cumsum exp(b).
+//
+// nvcc -DPRECISION_BF16 (train_causalrn_gpu): weights and activations in bf16, through the typedef
+// floatX; fp32: master weights, the residual stream, statistics, sums over positions, exponentials,
+// logits. The gradient of the residual stream is in bf16. Without it (train_causalrn_gpu_fp32) all
+// is fp32, no TF32. Of a layer is kept for the backward: r, o and their rstd; linear: a, b and the
+// sum before every tile; quadratic: centred a, b, their variances and (fast kernels) p. x is
+// updated in place: only --dump keeps it of every layer.
+//
+// A step is one CUDA graph without a host in it: the host makes the next batch meanwhile, and reads
+// loss, norm and predictions of the step before. No float is added atomically: same bits every
+// time.
+//
+// Sections: [cuda] types and reductions; [mix] the layer; [layers] matrix product, normalize,
+// embedding, cross-entropy; [optimizer] AdamW; [model]; [train]; [main].
+//
+// Figures of the paper, each run on one H200 (README.md has the measurements):
+//   ./train_causalrn_gpu --preset copy-s128                  Fig. 2, 3 and 4: quadratic, 2000 steps
+//   ./train_causalrn_gpu --preset copy-s128 --model linear   Fig. 4
+//   --prenorm exact|approx|none, --postnorm yes|no, --activation exp|relu|elu|gelu: Fig. 2
+// Differences from the paper: those of train_causalrn.c.
 
 #include "data/tasks.h"
 #include "util/cuda.h"
@@ -46,7 +73,8 @@ static __device__ inline float warp_max(float x)
     return x;
 }
 
-// block_sum: sum of x over the block's threads (a multiple of 32), to all of them, in a fixed order.
+// block_sum: sum of x over the block's threads (a multiple of 32), to all of them, in a fixed
+// order.
 static __device__ double block_sum(double x)
 {
     __shared__ double part[WARP];
@@ -62,15 +90,33 @@ static __device__ double block_sum(double x)
     return x;
 }
 
+// exp2_fast: 2^x on the special-function unit: relative error 2^-22, below 2^-126 it is 0.
+static __device__ inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
 // row_of_warp: the number of this warp's row, for kernels that give a row to a warp.
 static __device__ inline size_t row_of_warp(void)
 {
     return blockIdx.x * (size_t)ROW_WARPS + threadIdx.x / WARP;
 }
 
-// LAUNCH_ROWS: a kernel that gives each of `rows` rows to a warp.
-#define LAUNCH_ROWS(kernel, rows, stream, ...) \
-    LAUNCH(kernel, ((rows) + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream, __VA_ARGS__)
+// LAUNCH_ROWS: a kernel that gives each of `rows` rows of n elements to a warp. Where n is a common
+// number it is a constant there (else 0): the loops over the row unroll, and its loads fly
+// together.
+#define LAUNCH_ROWS(kernel, rows, n, stream, ...) \
+    do { \
+        const size_t grid_ = ((rows) + ROW_WARPS - 1) / ROW_WARPS; \
+        if ((n) == 192) \
+            LAUNCH(kernel<192>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
+        else if ((n) == 768) \
+            LAUNCH(kernel<768>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
+        else \
+            LAUNCH(kernel<0>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
+    } while (0)
 
 #define EPS 1e-8f
 #define LOG2E 1.4426950408889634f
@@ -80,125 +126,19 @@ typedef struct {
 } Moments;
 
 // row_moments: mean and 1/sqrt(biased variance + eps) of x (n), by a warp. The mean is taken about
-// x[0], so that a constant row has variance exactly 0.
-template <typename X> static __device__ inline Moments row_moments(const X *x, int n)
+// x[0], so that a constant row has variance exactly 0. WIDTH: n where it is a constant, else 0.
+template <typename X, int WIDTH> static __device__ inline Moments row_moments(const X *x, int size)
 {
-    const int lane = threadIdx.x % WARP;
+    const int lane = threadIdx.x % WARP, n = WIDTH ? WIDTH : size;
     float first = (float)x[0], sum = 0, squares = 0;
+#pragma unroll
     for (int i = lane; i < n; i += WARP)
         sum += (float)x[i] - first;
     const float mean = first + warp_sum(sum) / (float)n;
+#pragma unroll
     for (int i = lane; i < n; i += WARP)
         squares += ((float)x[i] - mean) * ((float)x[i] - mean);
     return {mean, rsqrtf(warp_sum(squares) / (float)n + EPS)};
-}
-
-// A matrix product out (M,N) = x (M,K) y (K,N) + bias + add, rows of each ld apart; `batch` of them,
-// their pointers a step apart.
-typedef struct {
-    void *out;           // of `type`
-    const void *add;     // NULL, or laid out as out, or out itself
-    const void *bias;    // NULL, or (N), of `type`
-    const floatX *x, *y; // stored as (K,M) if x_t, as (N,K) if y_t
-    cudaDataType_t type;
-    int x_t, y_t;
-    size_t M, N, K, ld_out, ld_x, ld_y, batch, out_step, x_step, y_step;
-} Gemm;
-
-enum { GEMM_WORKSPACE = 32 << 20 };
-static cublasLtHandle_t gemm_handle;
-static void *gemm_workspace;
-
-// gemm_start: what gemm needs: the handle and 32 MiB.
-static void gemm_start(void)
-{
-    CUBLAS_CHECK(cublasLtCreate(&gemm_handle));
-    gemm_workspace = device_new(GEMM_WORKSPACE, "matrix product workspace");
-}
-
-// gemm_layout: a row-major matrix (rows,n), transposed if t: to cuBLAS one of columns.
-static cublasLtMatrixLayout_t gemm_layout(cudaDataType_t type, size_t rows, size_t n, int t,
-                                          size_t ld, size_t batch, size_t step)
-{
-    cublasLtMatrixLayout_t layout;
-    const int count = batch ? (int)batch : 1;
-    const int64_t stride = (int64_t)step;
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, type, t ? rows : n, t ? n : rows,
-                                            (int64_t)ld));
-    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
-                                                  &count, sizeof count));
-    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(
-        layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
-    return layout;
-}
-
-// gemm_alignment: bytes to which both p and a step of `step` bytes are aligned, at most 256.
-static uint32_t gemm_alignment(const void *p, size_t step)
-{
-    const uintptr_t bits = (uintptr_t)p | step | 256;
-    return (uint32_t)(bits & -bits);
-}
-
-#define GEMM_SET(attribute, value) \
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_##attribute, &(value), \
-                                                sizeof(value)))
-#define GEMM_WISH(attribute, value) \
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(wish, CUBLASLT_MATMUL_PREF_##attribute, \
-                                                      &(value), sizeof(value)))
-
-// gemm: see Gemm. fp32 sums, no TF32. To cuBLAS, which thinks in columns, out^T = y^T x^T. Shapes and
-// addresses alone choose the algorithm, and none may add atomically: same call, same bits.
-static void gemm(const Gemm *g, cudaStream_t stream)
-{
-    const cublasOperation_t op_x = g->x_t ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasOperation_t op_y = g->y_t ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasLtEpilogue_t epilogue = g->bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    const size_t size = g->type == CUDA_R_32F ? 4 : 2, workspace = GEMM_WORKSPACE;
-    const float alpha = 1, beta = g->add ? 1 : 0;
-    const void *add = g->add ? g->add : g->out;
-    const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const uint32_t align_x = gemm_alignment(g->x, g->x_step * sizeof(floatX));
-    const uint32_t align_y = gemm_alignment(g->y, g->y_step * sizeof(floatX));
-    const uint32_t align_add = gemm_alignment(add, g->out_step * size);
-    const uint32_t align_out = gemm_alignment(g->out, g->out_step * size);
-    cublasLtMatmulDesc_t desc;
-    cublasLtMatmulPreference_t wish;
-    cublasLtMatmulHeuristicResult_t found;
-    int n = 0;
-    CUBLAS_CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    GEMM_SET(TRANSA, op_y);
-    GEMM_SET(TRANSB, op_x);
-    GEMM_SET(EPILOGUE, epilogue);
-    if (g->bias) {
-        GEMM_SET(BIAS_DATA_TYPE, g->type);
-        GEMM_SET(BIAS_POINTER, g->bias);
-    }
-    cublasLtMatrixLayout_t y = gemm_layout(FLOATX_TYPE, g->K, g->N, g->y_t, g->ld_y, g->batch,
-                                           g->y_step);
-    cublasLtMatrixLayout_t x = gemm_layout(FLOATX_TYPE, g->M, g->K, g->x_t, g->ld_x, g->batch,
-                                           g->x_step);
-    cublasLtMatrixLayout_t out = gemm_layout(g->type, g->M, g->N, 0, g->ld_out, g->batch,
-                                             g->out_step);
-    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&wish));
-    GEMM_WISH(MAX_WORKSPACE_BYTES, workspace);
-    GEMM_WISH(REDUCTION_SCHEME_MASK, schemes);
-    GEMM_WISH(MIN_ALIGNMENT_A_BYTES, align_y);
-    GEMM_WISH(MIN_ALIGNMENT_B_BYTES, align_x);
-    GEMM_WISH(MIN_ALIGNMENT_C_BYTES, align_add);
-    GEMM_WISH(MIN_ALIGNMENT_D_BYTES, align_out);
-    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(gemm_handle, desc, y, x, out, out, wish, 1, &found,
-                                                &n));
-    if (n == 0)
-        die(EXIT_MEMORY, "cuBLASLt has no matrix product for (%zu,%zu) times (%zu,%zu)", g->M, g->K,
-            g->K, g->N);
-    CUBLAS_CHECK(cublasLtMatmul(gemm_handle, desc, &alpha, g->y, y, g->x, x, &beta, add, out,
-                                g->out, out, &found.algo, gemm_workspace, workspace, stream));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(wish));
-    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(y));
-    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(x));
-    CUBLAS_CHECK(cublasLtMatrixLayoutDestroy(out));
-    CUBLAS_CHECK(cublasLtMatmulDescDestroy(desc));
-    timing_mark(g->x_t ? "gemm, weight gradient" : "gemm", stream);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -215,9 +155,9 @@ typedef struct {
 } Mix;
 
 // What the forward saves for the backward. Quadratic: ac, bc (B,T,H) what enters the pairs, va, vb
-// (B,T) (see prepare), scale (B,T), o_rstd (B,T) of the post norm, and for the fast kernels p (B,T,H).
-// Linear: carry (B,tiles,H), the log2 of the sum before each tile. While decoding the same is what a
-// layer remembers of B sequences: quadratic all b so far, linear max, sum (B,H) alone.
+// (B,T) (see prepare), scale (B,T), o_rstd (B,T) of the post norm, and for the fast kernels p
+// (B,T,H). Linear: carry (B,tiles,H), the log2 of the sum before each tile. While decoding the same
+// is what a layer remembers of B sequences: quadratic all b so far, linear max, sum (B,H) alone.
 typedef struct {
     floatX *ac, *bc, *p;
     float *va, *vb, *scale, *o_rstd, *carry, *max, *sum;
@@ -252,36 +192,39 @@ template <int ACTIVATION> static __device__ inline float psi(float z, float *slo
 
 // prepare_kernel: a warp a row: see prepare. Of row i of a, b the result is row i / count * T + t +
 // i % count.
+template <int WIDTH>
 static __global__ void prepare_kernel(floatX *ac, floatX *bc, float *va, float *vb, const floatX *a,
                                       const floatX *b, size_t rows, int T, int t, int count, int H,
                                       int prenorm)
 {
     const size_t task = row_of_warp(), i = task % rows, row = i / count * T + t + i % count;
-    const int lane = threadIdx.x % WARP, is_b = task >= rows;
+    const int n = WIDTH ? WIDTH : H, lane = threadIdx.x % WARP, is_b = task >= rows;
     if (task >= 2 * rows)
         return;
-    const floatX *x = (is_b ? b : a) + i * 2 * H;
-    floatX *y = (is_b ? bc : ac) + row * H;
-    const Moments m = prenorm == NONE ? Moments{0, 1} : row_moments(x, H);
+    const floatX *__restrict__ x = (is_b ? b : a) + i * 2 * n;
+    floatX *__restrict__ y = (is_b ? bc : ac) + row * n;
+    const Moments m = prenorm == NONE ? Moments{0, 1} : row_moments<floatX, WIDTH>(x, n);
     const float factor = prenorm == APPROX ? m.rstd : 1;
     float squares = 0;
-    for (int h = lane; h < H; h += WARP) {
-        y[h] = (floatX)(((float)x[h] - m.mean) * factor);
-        squares += (float)y[h] * (float)y[h];
+#pragma unroll
+    for (int h = lane; h < n; h += WARP) {
+        const floatX value = (floatX)(((float)x[h] - m.mean) * factor);
+        squares += (float)value * (float)value;
+        y[h] = value;
     }
-    squares = warp_sum(squares) / (float)H;
+    squares = warp_sum(squares) / (float)n;
     if (lane == 0)
         (is_b ? vb : va)[row] = prenorm == EXACT ? squares : factor;
 }
 
-// prepare: ac, bc (B,T,H) = what enters the pairs for positions t .. t+count-1, a, b (B,count,H), rows
-// of these 2H apart: exact: x minus its row mean, and va, vb (B,T) = the variances of what is stored;
-// approx: normalize(x), va, vb = 1 / deviation; none: x.
+// prepare: ac, bc (B,T,H) = what enters the pairs for positions t .. t+count-1, a, b (B,count,H),
+// rows of these 2H apart: exact: x minus its row mean, and va, vb (B,T) = the variances of what is
+// stored; approx: normalize(x), va, vb = 1 / deviation; none: x.
 static void prepare(Saved saved, const floatX *a, const floatX *b, size_t B, size_t T, size_t t,
                     size_t count, size_t H, int prenorm, cudaStream_t stream)
 {
-    LAUNCH_ROWS(prepare_kernel, 2 * B * count, stream, saved.ac, saved.bc, saved.va, saved.vb, a, b,
-                B * count, (int)T, (int)t, (int)count, (int)H, prenorm);
+    LAUNCH_ROWS(prepare_kernel, 2 * B * count, H, stream, saved.ac, saved.bc, saved.va, saved.vb, a,
+                b, B * count, (int)T, (int)t, (int)count, (int)H, prenorm);
 }
 
 // pair_rstd: 1 / deviation of a pair: var(a + b) = var a + var b + 2 (a . b)/H for centred a, b.
@@ -302,8 +245,9 @@ static __device__ inline float row_scale(float top, int n, int postnorm)
     return top > 0 && k < 126 && k > -126 ? exp2f((float)-k) : 1;
 }
 
-// pair_finish: by a warp: from a row's sums s (H) over n positions, scaled in place (row_scale): out
-// (H) = normalize(s) with post norm, else s; saved.scale and o_rstd of `row`. Returns the scale.
+// pair_finish: by a warp: from a row's sums s (H) over n positions, scaled in place (row_scale):
+// out (H) = normalize(s) with post norm, else s; saved.scale and o_rstd of `row`. Returns the
+// scale.
 static __device__ inline float pair_finish(floatX *out, Saved saved, float *s, size_t row, int n,
                                            int H, int postnorm)
 {
@@ -315,7 +259,7 @@ static __device__ inline float pair_finish(floatX *out, Saved saved, float *s, s
     for (int h = lane; h < H; h += WARP)
         s[h] *= scale;
     __syncwarp();
-    const Moments m = postnorm ? row_moments(s, H) : Moments{0, 1};
+    const Moments m = postnorm ? row_moments<float, 0>(s, H) : Moments{0, 1};
     for (int h = lane; h < H; h += WARP)
         out[h] = (floatX)((s[h] - m.mean) * m.rstd);
     if (lane == 0) {
@@ -339,8 +283,8 @@ static __device__ inline float pair_warp_rstd(const float *x, const floatX *y, f
     return pair_rstd(vx, vy, warp_sum(dot), H);
 }
 
-// pair_sum_kernel: out (B,count,H) of positions t .. t+count-1 of T, and their saved.scale, o_rstd (as
-// out), from saved.ac, bc, va, vb. A warp has 2H floats of shared memory.
+// pair_sum_kernel: out (B,count,H) of positions t .. t+count-1 of T, and their saved.scale, o_rstd
+// (as out), from saved.ac, bc, va, vb. A warp has 2H floats of shared memory.
 template <int ACT>
 static __global__ void pair_sum_kernel(floatX *out, Saved saved, size_t rows, int T, int t,
                                        int count, int H, Mix mix)
@@ -366,8 +310,9 @@ static __global__ void pair_sum_kernel(floatX *out, Saved saved, size_t rows, in
 }
 
 // pair_grad_kernel: dx (B,T,H), rows 2H apart, = for own position u (SIDE 0) da_u = sum_v q, for v
-// (SIDE 1) db_v = sum_u q; q = r g e' + N + M (a + b), g = scale ds, e' = psi'(z), z = r (a + b), and
-// for exact N = -r (sum_h g e')/H, M = -r^2 (sum_h g e' z)/H. A warp has 2H floats of shared memory.
+// (SIDE 1) db_v = sum_u q; q = r g e' + N + M (a + b), g = scale ds, e' = psi'(z), z = r (a + b),
+// and for exact N = -r (sum_h g e')/H, M = -r^2 (sum_h g e' z)/H. A warp has 2H floats of shared
+// memory.
 template <int ACT, int SIDE>
 static __global__ void pair_grad_kernel(floatX *dx, const floatX *ds, Saved saved, size_t rows,
                                         int T, int H, Mix mix)
@@ -448,12 +393,13 @@ static int pair_fast(size_t H, Mix mix)
 // exponential and the sums; deviations, M and its products run on the tensor cores (mma: m16n8k16,
 // lane 4g + t). For a pair and channel with e = exp(z): s_u = sum_v e, p_u = sum_v r e; backward,
 // N summed over u (v) being the mean over channels of sum_u (sum_v) r g e,
-//   da_u = g p_u - mean - a_u sum_v M - (M b)_u,   db_v = sum_u r g e - mean - b_v sum_u M - (M^T a)_v
+//   da_u = g p_u - mean - a_u sum_v M - (M b)_u
+//   db_v = sum_u r g e - mean - b_v sum_u M - (M^T a)_v
 // with M = r^2 (sum_h g e z)/H (T,T) kept in bf16: the only thing of that size.
 
 #define LN2 0.6931471805599453f
 enum { ROWS_U = 8, CHUNK_V = 96 };                              // forward
-enum { TILE_V = 32, CHUNK_U = 16, MT_STRIDE = CHUNK_U + 8 }; // backward
+enum { TILE_V = 32, CHUNK_U = 16, MT_STRIDE = CHUNK_U + 8, MS_STRIDE = TILE_V + 8 }; // backward
 
 // load2, store2: two neighbouring channels.
 static __device__ inline float2 load2(const floatX *p)
@@ -481,14 +427,6 @@ static __device__ inline uint32_t mul2(uint32_t x, uint32_t y)
     return *(const uint32_t *)&v;
 }
 
-// exp2_fast: 2^x on the special-function unit: relative error 2^-22, below 2^-126 it is 0.
-static __device__ inline float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
 // mma: c (16x8) += a (16x16) b (16x8), bf16 in, fp32 out.
 static __device__ inline void mma(float c[4], uint4 a, uint32_t b0, uint32_t b1)
 {
@@ -501,11 +439,11 @@ static __device__ inline void mma(float c[4], uint4 a, uint32_t b0, uint32_t b1)
 // mma_dots: c = products of rows x (c[0], c[1]) and y (c[2], c[3]) of one matrix with rows z of
 // another, H channels; each pointer is the lane's row plus 8t. A sum may run over channels in any
 // order, so both operands take them 16 bytes a lane.
-static __device__ inline void mma_dots(float c[4], const floatX *x, const floatX *y, const floatX *z,
-                                       int H)
+static __device__ inline void mma_dots(float c[4], const floatX *x, const floatX *y,
+                                       const floatX *z, int H)
 {
     c[0] = c[1] = c[2] = c[3] = 0;
-#pragma unroll 2
+#pragma unroll 1
     for (int h = 0; h < H; h += 32) {
         const uint4 p = *(const uint4 *)(x + h), q = *(const uint4 *)(y + h);
         const uint4 s = *(const uint4 *)(z + h);
@@ -531,7 +469,8 @@ static __device__ inline void pair_r_tile(float (*rs)[ROWS_U], const floatX *ac,
                               vb[min(v + g + i / 2 * 8, T - 1)], c[i], H);
 }
 
-// pair_forward_row: one v against rows FIRST .. of two channels of u; those below `mask` see it not.
+// pair_forward_row: one v against rows FIRST .. of two channels of u; those below `mask` see it
+// not.
 template <int FIRST, int DIAGONAL>
 static __device__ __forceinline__ void pair_forward_row(float2 s[ROWS_U], float2 p[ROWS_U],
                                                         const float2 a[ROWS_U], float2 b,
@@ -550,9 +489,9 @@ static __device__ __forceinline__ void pair_forward_row(float2 s[ROWS_U], float2
     }
 }
 
-// pair_forward_kernel: a block owns eight u of a sequence, a thread two of their channels; r of 96 v
-// at a time comes from the tensor cores. Rows are cut from the end of the sequence: a ragged tile is
-// the one with the fewest v, and the longest go first. Then a warp finishes a row.
+// pair_forward_kernel: a block owns eight u of a sequence, a thread two of their channels; r of 96
+// v at a time comes from the tensor cores. Rows are cut from the end of the sequence: a ragged tile
+// is the one with the fewest v, and the longest go first. Then a warp finishes a row.
 static __global__ void __launch_bounds__(256, 3)
 pair_forward_kernel(floatX *out, Saved saved, int B, int T, int H, int postnorm)
 {
@@ -674,8 +613,9 @@ typedef struct {
 } PairFetch;
 
 // pair_fetch: rows u0 .. u0+15 of a, ds and scale from global memory, 0 beyond T.
-static __device__ inline PairFetch pair_fetch(const floatX *ac, const floatX *ds, const float *scale,
-                                              int u0, int own_u, int own_h, int T, int H)
+static __device__ inline PairFetch pair_fetch(const floatX *ac, const floatX *ds,
+                                              const float *scale, int u0, int own_u, int own_h,
+                                              int T, int H)
 {
     PairFetch f = {};
 #pragma unroll
@@ -713,11 +653,11 @@ static __device__ inline void pair_store(const PairShared &x, floatX *ab, const 
     }
 }
 
-// pair_backward_r: one warp of four (quarter): r and log2(r) of 16 v by 8 u of the chunk in ab; pairs
-// that do not exist get r = 0 and an exponent of -126.
-static __device__ inline void pair_backward_r(const PairShared &x, const floatX *ab, const float *va,
-                                              const float *vb, int v0, int u0, int T, int H,
-                                              int quarter)
+// pair_backward_r: one warp of four (quarter): r and log2(r) of 16 v by 8 u of the chunk in ab;
+// pairs that do not exist get r = 0 and an exponent of -126.
+static __device__ inline void pair_backward_r(const PairShared &x, const floatX *ab,
+                                              const float *va, const float *vb, int v0, int u0,
+                                              int T, int H, int quarter)
 {
     const int m = quarter % 2, n = quarter / 2, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     const floatX *b = x.bb + (16 * m + g) * (H + 8) + 8 * t;
@@ -734,12 +674,12 @@ static __device__ inline void pair_backward_r(const PairShared &x, const floatX 
     }
 }
 
-// pair_backward_rows: rows u .. end-1 of the chunk against the warp's first NH halves (of 8 rows v):
-// r e straight from the exponent, acc += r g e, and the slice's share of s2, the same in all eight
-// columns of an mma.
+// pair_backward_rows: rows u .. end-1 of the chunk against the warp's first NH halves (of 8 rows
+// v): r e straight from the exponent, acc += r g e, and the slice's share of s2, the same in all
+// eight columns of an mma.
 template <int NH>
-static __device__ __forceinline__ void pair_backward_rows(PairTile &tile, const PairShared &x, int u,
-                                                          int end, int H)
+static __device__ __forceinline__ void pair_backward_rows(PairTile &tile, const PairShared &x,
+                                                          int u, int end, int H)
 {
     const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     const int m = warp % 2, slice = warp / 2;
@@ -778,8 +718,8 @@ static __device__ __forceinline__ void pair_backward_rows(PairTile &tile, const 
     }
 }
 
-// ldmatrix: four 8x8 matrices of bf16, rows at the lanes' addresses p: an A operand of mma or, TRANS,
-// two B operands.
+// ldmatrix: four 8x8 matrices of bf16, rows at the lanes' addresses p: an A operand of mma or,
+// TRANS, two B operands.
 template <int TRANS> static __device__ inline uint4 ldmatrix(const floatX *p)
 {
     const uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
@@ -797,7 +737,8 @@ template <int TRANS> static __device__ inline uint4 ldmatrix(const floatX *p)
 static __device__ inline void pair_m_product(PairTile &tile, const PairShared &x, const floatX *ab,
                                              int H)
 {
-    const int warp = threadIdx.x / WARP, row = threadIdx.x % 16, column = threadIdx.x % WARP / 16 * 8;
+    const int warp = threadIdx.x / WARP, row = threadIdx.x % 16;
+    const int column = threadIdx.x % WARP / 16 * 8;
     const uint4 m = ldmatrix<0>(x.mt + (warp % 2 * 16 + row) * MT_STRIDE + column);
 #pragma unroll
     for (int c = 0; c < 2; c++) {
@@ -812,9 +753,9 @@ static __device__ inline void pair_m_product(PairTile &tile, const PairShared &x
     }
 }
 
-// pair_store_db: db (T,H), rows 2H apart, = acc - its mean over channels - b sum_u M. (acc is already
-// short of M^T a, whose mean over channels is 0 as a's is.) sum_m: this thread's part of its lane's
-// row.
+// pair_store_db: db (T,H), rows 2H apart, = acc - its mean over channels - b sum_u M. (acc is
+// already short of M^T a, whose mean over channels is 0 as a's is.) sum_m: this thread's part of
+// its lane's row.
 static __device__ inline void pair_store_db(floatX *db, const PairTile &tile, const PairShared &x,
                                             float sum_m, int v0, int T, int H)
 {
@@ -837,8 +778,10 @@ static __device__ inline void pair_store_db(floatX *db, const PairTile &tile, co
     for (int half = 0; half < 2; half++) {
         const int at = 16 * m + 2 * g + half, v = v0 + 16 * m + 8 * half + g;
         float sum = 0, mean = 0;
+#pragma unroll 1
         for (int w = 0; w < warps; w++)
             sum += all_m[w * TILE_V + at];
+#pragma unroll 1
         for (int w = 0; w < H / 32; w++)
             mean += all_n[w * TILE_V + at];
         mean /= (float)H;
@@ -853,8 +796,8 @@ static __device__ inline void pair_store_db(floatX *db, const PairTile &tile, co
 }
 
 // pair_backward_kernel: a block owns 32 v of a sequence (db), a warp 16 of them by 32 channels, and
-// walks over u in chunks of 16. Also M (B,T,Tp) in bf16, Tp = T rounded up to 32, 0 where there is no
-// pair.
+// walks over u in chunks of 16. Also M (B,T,Tp) in bf16, Tp = T rounded up to 32, 0 where there is
+// no pair.
 static __global__ void __launch_bounds__(768, 1)
 pair_backward_kernel(floatX *db, floatX *M, const floatX *ds, Saved saved, int B, int T, int H)
 {
@@ -932,25 +875,107 @@ pair_backward_kernel(floatX *db, floatX *M, const floatX *ds, Saved saved, int B
     pair_store_db(db + row0 * 2 * H, tile, x, sum_m, v0, T, H);
 }
 
-// pair_da_kernel: a warp a row: da = g p - mean - a sum_v M - (M b), rows 2H apart, which hold M b.
-static __global__ void pair_da_kernel(floatX *da, const floatX *ds, Saved saved, const floatX *M,
-                                      size_t rows, int T, int Tp, int H)
+// copy_async: start copying 16 bytes from global to shared memory.
+static __device__ inline void copy_async(floatX *to, const floatX *from)
 {
-    const size_t row = row_of_warp();
-    const int lane = threadIdx.x % WARP;
-    float sum_m = 0, mean = 0;
-    if (row >= rows)
-        return;
-    const floatX *g = ds + row * H, *p = saved.p + row * H, *a = saved.ac + row * H;
-    for (int v = lane; v <= (int)(row % T); v += WARP)
-        sum_m += (float)M[row * Tp + v];
-    for (int h = lane; h < H; h += WARP)
-        mean += (float)g[h] * (float)p[h];
-    sum_m = warp_sum(sum_m);
-    mean = warp_sum(mean) / (float)H;
-    for (int h = lane; h < H; h += WARP) {
-        floatX *to = da + row * 2 * H + h;
-        *to = (floatX)((float)g[h] * (float)p[h] - mean - (float)a[h] * sum_m - (float)*to);
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 : : "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+
+// pair_fetch_da: start copying rows v .. v+31 of b to bs [TILE_V][H+8] and M's tile of rows u ..
+// u+31 behind it [TILE_V][MS_STRIDE]; rows from T on repeat the last: M is 0 for such v, such u are
+// not stored.
+static __device__ inline void pair_fetch_da(floatX *bs, const floatX *bc, const floatX *M, int u,
+                                            int v, int T, int Tp, int H)
+{
+    floatX *ms = bs + TILE_V * (H + 8);
+    for (int i = threadIdx.x / (H / 8); i < TILE_V; i += 8) {
+        const int h = threadIdx.x % (H / 8) * 8;
+        copy_async(&bs[i * (H + 8) + h], bc + (size_t)min(v + i, T - 1) * H + h);
+    }
+    for (int k = threadIdx.x; k < TILE_V * 4; k += blockDim.x)
+        copy_async(&ms[k / 4 * MS_STRIDE + k % 4 * 8],
+                   M + (size_t)min(u + k / 4, T - 1) * Tp + v + k % 4 * 8);
+    asm volatile("cp.async.commit_group;" : : : "memory");
+}
+
+// pair_da_kernel: da, rows 2H apart, = g p - mean - a sum_v M - M b for 32 u of a sequence, a warp
+// 32 channels; sum_v M is M times a column of ones.
+static __global__ void __launch_bounds__(384, 2)
+pair_da_kernel(floatX *da, const floatX *__restrict__ ds, Saved saved, const floatX *M, int B,
+               int T, int H)
+{
+    extern __shared__ __align__(16) char block_memory[]; // two stages of pair_fetch_da
+    __shared__ float means[12][TILE_V];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int tiles = (T + TILE_V - 1) / TILE_V, Tp = tiles * TILE_V;
+    const int last = tiles - 1 - (int)(blockIdx.x / B), u0 = last * TILE_V;
+    const size_t row0 = (size_t)(blockIdx.x % B) * T;
+    const uint32_t ones = 0x3f803f80;
+    const floatX *bc = saved.bc + row0 * H;
+    floatX *memory = (floatX *)block_memory;
+    float acc[2][4][4] = {}, sum_m[2][4] = {}; // [m][n] over rows 16m, channels 8n
+    M += row0 * Tp;
+    pair_fetch_da(memory, bc, M, u0, 0, T, Tp, H);
+    for (int i = 0; i <= last; i++) {
+        const int stage = TILE_V * (H + 8 + MS_STRIDE);
+        const floatX *bs = memory + i % 2 * stage, *ms = bs + TILE_V * (H + 8);
+        if (i < last) {
+            pair_fetch_da(memory + (i + 1) % 2 * stage, bc, M, u0, (i + 1) * TILE_V, T, Tp, H);
+            asm volatile("cp.async.wait_group 1;" : : : "memory");
+        } else
+            asm volatile("cp.async.wait_group 0;" : : : "memory");
+        __syncthreads();
+        uint4 m[2][2]; // [m][k]
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            m[j / 2][j % 2] = ldmatrix<0>(ms + (j / 2 * 16 + lane % 16) * MS_STRIDE + j % 2 * 16 +
+                                          lane / 16 * 8);
+#pragma unroll
+        for (int n = 0; n < 5; n++) {
+            uint4 f = {ones, ones, ones, ones};
+            if (n < 4)
+                f = ldmatrix<1>(&bs[lane * (H + 8) + 32 * warp + 8 * n]);
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float *c = n < 4 ? acc[j][n] : sum_m[j];
+                mma(c, m[j][0], f.x, f.y);
+                mma(c, m[j][1], f.z, f.w);
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) { // rows 8i + g: acc = g p - M b, and the sum of g p over channels
+        const size_t at = (row0 + min(u0 + 8 * i + g, T - 1)) * H + 32 * warp + 2 * t;
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const float2 x = load2(ds + at + 8 * n), y = load2(saved.p + at + 8 * n);
+            float *f = &acc[i / 2][n][i % 2 * 2];
+            sum += x.x * y.x + x.y * y.y;
+            f[0] = x.x * y.x - f[0];
+            f[1] = x.y * y.y - f[1];
+        }
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (t == 0)
+            means[warp][8 * i + g] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int u = u0 + 8 * i + g, h = 32 * warp + 2 * t;
+        float mean = 0;
+        for (int w = 0; w < H / 32; w++)
+            mean += means[w][8 * i + g] / (float)H;
+#pragma unroll
+        for (int n = 0; n < 4 && u < T; n++) {
+            const float2 a = load2(saved.ac + (row0 + u) * H + h + 8 * n);
+            const float *f = &acc[i / 2][n][i % 2 * 2], m = sum_m[i / 2][i % 2 * 2];
+            store2(da + (row0 + u) * 2 * H + h + 8 * n, f[0] - mean - a.x * m,
+                   f[1] - mean - a.y * m);
+        }
     }
 }
 
@@ -963,185 +988,326 @@ static void pair_forward(floatX *out, Saved saved, size_t B, size_t T, size_t H,
 }
 
 // pair_backward: da, db (B,T,H), rows 2H apart, = from ds (B,T,H) and what the forward saved; M
-// (B,T,Tp): scratch, 0 where there is no pair.
-static void pair_backward(floatX *da, floatX *db, const floatX *ds, Saved saved, floatX *M, size_t B,
-                          size_t T, size_t H, cudaStream_t stream)
+// (B,T,Tp): scratch.
+static void pair_backward(floatX *da, floatX *db, const floatX *ds, Saved saved, floatX *M,
+                          size_t B, size_t T, size_t H, cudaStream_t stream)
 {
-    const size_t tiles = (T + TILE_V - 1) / TILE_V, Tp = tiles * TILE_V;
+    const size_t tiles = (T + TILE_V - 1) / TILE_V;
     const size_t shared = (size_t)(pair_shared(NULL, (int)H).mt + TILE_V * MT_STRIDE);
-    const Gemm g = {.out = da, .x = M, .y = saved.bc, .type = FLOATX_TYPE, .M = T, .N = H, .K = T,
-                    .ld_out = 2 * H, .ld_x = Tp, .ld_y = H, .batch = B, .out_step = 2 * T * H,
-                    .x_step = T * Tp, .y_step = T * H};
     LAUNCH(pair_backward_kernel, B * tiles, 2 * H, shared, stream, db, M, ds, saved, (int)B, (int)T,
            (int)H);
-    gemm(&g, stream); // M b
-    LAUNCH_ROWS(pair_da_kernel, B * T, stream, da, ds, saved, M, B * T, (int)T, (int)Tp, (int)H);
+    LAUNCH(pair_da_kernel, B * tiles, H, 4 * TILE_V * (H + 8 + MS_STRIDE), stream, da, ds, saved, M,
+           (int)B, (int)T, (int)H);
 }
 #endif
 
-// ---- linear: one block a sequence, tiles of it in shared memory
+// ---- linear: a block a sequence, P threads side by side on a position, 12 channels each in
+// registers
 
-enum { LINEAR_THREADS = 512, LINEAR_HIDDEN = 8192 };
+enum { LINEAR_THREADS = 256, CH = 12 };
 
-// linear_tile: positions of a tile.
+// linear_threads: P for H channels, VEC of which are neighbours in a thread (linear_vec).
+static size_t linear_threads(size_t H)
+{
+    return H % 4 == 0 && H <= 16 * CH ? 16 : H % 4 == 0 && H <= 32 * CH ? 32 : LINEAR_THREADS;
+}
+
+// linear_tile: positions of a tile, which the block takes at a time.
 static size_t linear_tile(size_t H)
 {
-    return H <= 256 ? 16 : H < 4096 ? 4096 / H : 1;
+    return LINEAR_THREADS / linear_threads(H);
 }
 
 // logsumexp_step: add 2^x to 2^*max * *sum. Equal values are not subtracted: inf - inf is NaN.
 static __device__ inline void logsumexp_step(float *max, float *sum, float x)
 {
-    const float above = x == *max ? 0 : x - *max, e = exp2f(-fabsf(above));
+    const float above = x == *max ? 0 : x - *max, e = exp2_fast(-fabsf(above));
     *sum = above > 0 ? *sum * e + 1 : *sum + e;
     *max = fmaxf(*max, x);
 }
 
-// linear_open: by a warp: y (H) = mu(x) / ln 2 of a row, mu = normalize if approx; its moments.
-static __device__ inline Moments linear_open(float *y, const floatX *x, int H, int approx)
+// A thread's channels of a row as they lie in memory: groups of VEC, P groups apart.
+template <int VEC> struct Raw {
+    Pack<floatX, VEC> v[CH / VEC];
+};
+
+// row_channel: the first channel of the thread's group j.
+template <int P, int VEC> static __device__ inline int row_channel(int j)
 {
-    const int lane = threadIdx.x % WARP;
-    Moments m = {0, 1};
-    for (int h = lane; h < H; h += WARP)
-        y[h] = (float)x[h];
-    __syncwarp();
+    return VEC * (threadIdx.x % P + P * j);
+}
+
+// row_fetch: the thread's part of a row (H); 0 beyond H and where the row does not exist.
+template <int P, int VEC> static __device__ inline Raw<VEC> row_fetch(const floatX *row, int exists,
+                                                                      int H)
+{
+    Raw<VEC> raw = {};
+#pragma unroll
+    for (int j = 0; j < CH / VEC; j++)
+        if (exists && row_channel<P, VEC>(j) < H)
+            raw.v[j] = *(const Pack<floatX, VEC> *)(row + row_channel<P, VEC>(j));
+    return raw;
+}
+
+// row_store: row (H) = the thread's part x.
+template <int P, int VEC> static __device__ inline void row_store(floatX *row, const float (&x)[CH],
+                                                                  int H)
+{
+#pragma unroll
+    for (int j = 0; j < CH / VEC; j++) {
+        Pack<floatX, VEC> raw;
+        for (int i = 0; i < VEC; i++)
+            raw.v[i] = (floatX)x[j * VEC + i];
+        if (row_channel<P, VEC>(j) < H)
+            *(Pack<floatX, VEC> *)(row + row_channel<P, VEC>(j)) = raw;
+    }
+}
+
+// row_put, row_get: the same with a row of shared memory (P * 12 floats, in the order of channels).
+template <int P, int VEC> static __device__ inline void row_put(float *row, const float (&x)[CH])
+{
+#pragma unroll
+    for (int j = 0; j < CH / VEC; j++) {
+        Pack<float, VEC> part;
+        for (int i = 0; i < VEC; i++)
+            part.v[i] = x[j * VEC + i];
+        *(Pack<float, VEC> *)(row + row_channel<P, VEC>(j)) = part;
+    }
+}
+
+// row_get: see row_put.
+template <int P, int VEC> static __device__ inline void row_get(float (&x)[CH], const float *row)
+{
+#pragma unroll
+    for (int j = 0; j < CH / VEC; j++) {
+        const auto part = *(const Pack<float, VEC> *)(row + row_channel<P, VEC>(j));
+        for (int i = 0; i < VEC; i++)
+            x[j * VEC + i] = part.v[i];
+    }
+}
+
+// row_reduce: v[k] = sum (MAX: maximum) of v[k] over the row's P threads, K values at once, in a
+// fixed order. red: 8 K floats of shared memory. For P > 32 the whole block must call it.
+template <int P, int MAX, int K> static __device__ inline void row_reduce(float (&v)[K], float *red)
+{
+#pragma unroll
+    for (int lanes = (P < WARP ? P : WARP) / 2; lanes > 0; lanes /= 2)
+        for (int k = 0; k < K; k++) {
+            const float other = __shfl_xor_sync(~0u, v[k], lanes);
+            v[k] = MAX ? fmaxf(v[k], other) : v[k] + other;
+        }
+    if (P <= WARP)
+        return;
+    __syncthreads();
+    for (int k = 0; k < K && threadIdx.x % WARP == 0; k++)
+        red[8 * k + threadIdx.x / WARP] = v[k];
+    __syncthreads();
+    for (int k = 0; k < K; k++) {
+        v[k] = red[8 * k];
+        for (int i = 1; i < P / WARP; i++)
+            v[k] = MAX ? fmaxf(v[k], red[8 * k + i]) : v[k] + red[8 * k + i];
+    }
+}
+
+// rows_normalize: x[k] = (x[k] - mean) rstd[k] over the H channels of K rows, 0 beyond. near[k]: a
+// value of about the row's size, the same in all its threads: an equal row gives exactly 0.
+template <int P, int VEC, int K>
+static __device__ inline void rows_normalize(float (&x)[K][CH], float (&rstd)[K],
+                                             const float (&near)[K], int H, float *red)
+{
+    float sum[K] = {}, squares[K] = {};
+#pragma unroll
+    for (int i = 0; i < K * CH; i++)
+        sum[i / CH] += row_channel<P, VEC>(i % CH / VEC) < H ? x[i / CH][i % CH] - near[i / CH] : 0;
+    row_reduce<P, 0>(sum, red);
+#pragma unroll
+    for (int i = 0; i < K * CH; i++) {
+        float *v = &x[i / CH][i % CH], mean = near[i / CH] + sum[i / CH] / (float)H;
+        *v = row_channel<P, VEC>(i % CH / VEC) < H ? *v - mean : 0;
+        squares[i / CH] = fmaf(*v, *v, squares[i / CH]);
+    }
+    row_reduce<P, 0>(squares, red);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        rstd[k] = rsqrtf(squares[k] / (float)H + EPS);
+        for (int i = 0; i < CH; i++)
+            x[k][i] *= rstd[k];
+    }
+}
+
+// rows_open: x[0], x[1] = mu of the fetched rows of a and b over ln 2, mu = normalize if approx;
+// rstd: of both, or 1. a, b: the rows.
+template <int P, int VEC>
+static __device__ inline void rows_open(float (&x)[2][CH], float (&rstd)[2], const Raw<VEC> &raw_a,
+                                        const Raw<VEC> &raw_b, const floatX *a, const floatX *b,
+                                        int H, int approx, float *red)
+{
+#pragma unroll
+    for (int i = 0; i < CH; i++) {
+        x[0][i] = (float)raw_a.v[i / VEC].v[i % VEC];
+        x[1][i] = (float)raw_b.v[i / VEC].v[i % VEC];
+    }
+    rstd[0] = rstd[1] = 1;
     if (approx)
-        m = row_moments(y, H);
-    __syncwarp();
-    for (int h = lane; h < H; h += WARP)
-        y[h] = (y[h] - m.mean) * (m.rstd * LOG2E);
-    return m;
+        rows_normalize<P, VEC, 2>(x, rstd, {(float)a[0], (float)b[0]}, H, red);
+#pragma unroll
+    for (int i = 0; i < 2 * CH; i++)
+        x[i / CH][i % CH] *= LOG2E;
 }
 
-// linear_shift: by a warp: what to subtract from the logs x + y (H), y NULL for none, of a row's sums
-// over n positions: with post norm the integer just above the largest, else log2 n.
-static __device__ inline float linear_shift(const float *x, const float *y, int n, int H,
-                                            int postnorm)
+// row_sums: x = 2^x times the sums in y (LOG: whose log2 is y) of a row that sees n positions, 0
+// beyond H; scaled by a power of two with post norm (see row_scale), else by 1/n. Returns the
+// largest.
+template <int P, int VEC, int LOG>
+static __device__ inline float row_sums(float (&x)[CH], const float (&y)[CH], int n, int H,
+                                        int postnorm, float *red)
 {
-    float top = -INFINITY;
-    if (!postnorm)
-        return log2f((float)n);
-    for (int h = threadIdx.x % WARP; h < H; h += WARP)
-        top = fmaxf(top, x[h] + (y ? y[h] : 0));
-    top = floorf(warp_max(top)) + 1;
-    return isfinite(top) ? top : 0;
+    float top[1] = {-INFINITY};
+#pragma unroll
+    for (int i = 0; i < CH; i++) {
+        x[i] = LOG ? x[i] + y[i] : exp2_fast(x[i]) * y[i];
+        top[0] = fmaxf(top[0], row_channel<P, VEC>(i / VEC) < H ? x[i] : -INFINITY);
+    }
+    if (LOG || postnorm)
+        row_reduce<P, 1>(top, red);
+    const float shift = !postnorm ? log2f((float)n) : isfinite(top[0]) ? floorf(top[0]) + 1 : 0;
+    const float scale = LOG ? 1 : row_scale(top[0], n, postnorm);
+#pragma unroll
+    for (int i = 0; i < CH; i++)
+        x[i] = row_channel<P, VEC>(i / VEC) >= H ? 0 : LOG ? exp2_fast(x[i] - shift) : x[i] * scale;
+    return LOG ? exp2_fast(top[0] - shift) : top[0] * scale;
 }
 
-// linear_forward_kernel: o (B,T,H), carry (B,tiles,H) = from a, b (B,T,H), rows of these 2H apart.
-// Without causal a first pass over b makes the sum that every position sees. Decoding (saved.max not
-// NULL): these are positions t .. t+T-1, and the sum before them is in saved.max, sum, t > 0.
-static __global__ void __launch_bounds__(LINEAR_THREADS)
+// linear_forward_kernel: o (B,T,H), saved.carry (B,tiles,H) = from a, b (B,T,H), rows of these 2H
+// apart. LOG: sums are kept as their logs and never overflow; without it only for approx and H <=
+// 491. Without causal a first pass over b makes the sum that every position sees. Decoding
+// (saved.max not NULL): these are positions t .. t+T-1, and the sum before is in saved.max, sum, t
+// > 0.
+template <int P, int VEC, int LOG>
+static __global__ void __launch_bounds__(LINEAR_THREADS, 3)
 linear_forward_kernel(floatX *o, Saved saved, const floatX *a, const floatX *b, int T, int t, int H,
-                      int tile, Mix mix)
+                      Mix mix)
 {
+    enum { HIGH = LINEAR_THREADS / P, W = P * CH };
     extern __shared__ float shared[];
-    float *as = shared, *bs = as + tile * H, *max = bs + tile * H, *sum = max + H;
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, approx = mix.prenorm == APPROX;
+    float *ls = shared, *max = ls + HIGH * W, *sum = max + W, *red = sum + W;
+    const int g = threadIdx.x / P, approx = mix.prenorm == APPROX;
     const size_t row0 = blockIdx.x * (size_t)T;
-    float *carry = saved.carry + blockIdx.x * (size_t)((T + tile - 1) / tile) * H;
+    float *carry = saved.carry + blockIdx.x * (size_t)((T + HIGH - 1) / HIGH) * H;
     for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
         max[h] = t ? saved.max[blockIdx.x * H + h] : -INFINITY;
         sum[h] = t ? saved.sum[blockIdx.x * H + h] : 0;
     }
-    for (int pass = mix.causal; pass < 2; pass++)
-        for (int t0 = 0; t0 < T; t0 += tile) {
-            const int rows = min(tile, T - t0), add = mix.causal || pass == 0;
+    for (int pass = mix.causal; pass < 2; pass++) {
+        Raw<VEC> raw_a = row_fetch<P, VEC>(a + (row0 + g) * 2 * H, g < T, H);
+        Raw<VEC> raw_b = row_fetch<P, VEC>(b + (row0 + g) * 2 * H, g < T, H);
+        for (int t0 = 0; t0 < T; t0 += HIGH) {
+            const size_t row = row0 + min(t0 + g, T - 1), next = row + HIGH;
+            const int exists = t0 + g < T, fetch = t0 + HIGH + g < T;
+            const int add = mix.causal || pass == 0;
+            float x[2][CH], y[CH], rstd[2];
+            rows_open<P, VEC>(x, rstd, raw_a, raw_b, a + row * 2 * H, b + row * 2 * H, H, approx,
+                              red);
+            raw_a = row_fetch<P, VEC>(a + next * 2 * H, fetch, H);
+            raw_b = row_fetch<P, VEC>(b + next * 2 * H, fetch, H);
+#pragma unroll
+            for (int i = 0; i < CH; i++)
+                y[i] = LOG ? exists ? x[1][i] : -INFINITY : exists ? exp2_fast(x[1][i]) : 0;
             __syncthreads();
-            for (int i = warp; i < rows; i += LINEAR_THREADS / WARP) {
-                const size_t at = (row0 + t0 + i) * 2 * H;
-                linear_open(as + i * H, a + at, H, approx);
-                linear_open(bs + i * H, b + at, H, approx);
-            }
+            row_put<P, VEC>(ls + g * W, y);
             __syncthreads();
             for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
                 float m = max[h], s = sum[h];
                 if (saved.carry && pass == 1)
-                    carry[(mix.causal ? t0 / tile * H : 0) + h] = m + log2f(s);
-                for (int i = 0; i < rows; i++) {
-                    if (add)
-                        logsumexp_step(&m, &s, bs[i * H + h]);
-                    as[i * H + h] += m + log2f(s);
+                    carry[(mix.causal ? t0 / HIGH * H : 0) + h] = LOG ? m + __log2f(s) : s;
+#pragma unroll
+                for (int i = 0; i < HIGH; i++) {
+                    if (LOG && add)
+                        logsumexp_step(&m, &s, ls[i * W + h]);
+                    else if (add)
+                        s += ls[i * W + h];
+                    ls[i * W + h] = LOG ? m + __log2f(s) : s;
                 }
                 max[h] = m;
                 sum[h] = s;
             }
             __syncthreads();
-            for (int i = warp; i < rows && pass == 1; i += LINEAR_THREADS / WARP) {
-                float *z = as + i * H;
-                const int n = mix.causal ? t + t0 + i + 1 : T;
-                const float shift = linear_shift(z, NULL, n, H, mix.postnorm);
-                for (int h = lane; h < H; h += WARP)
-                    z[h] = exp2f(z[h] - shift);
-                __syncwarp();
-                const Moments m = mix.postnorm ? row_moments(z, H) : Moments{0, 1};
-                for (int h = lane; h < H; h += WARP)
-                    o[(row0 + t0 + i) * H + h] = (floatX)((z[h] - m.mean) * m.rstd);
-            }
+            if (pass == 0)
+                continue;
+            row_get<P, VEC>(y, ls + g * W);
+            const int n = mix.causal ? t + t0 + g + 1 : T;
+            const float top = row_sums<P, VEC, LOG>(x[0], y, n, H, mix.postnorm, red);
+            if (mix.postnorm)
+                rows_normalize<P, VEC, 1>((float(&)[1][CH])x[0], (float(&)[1])rstd[0], {top}, H,
+                                          red);
+            if (exists)
+                row_store<P, VEC>(o + row * H, x[0], H);
         }
+    }
     for (int h = threadIdx.x; h < H && saved.max; h += LINEAR_THREADS) {
         saved.max[blockIdx.x * H + h] = max[h];
         saved.sum[blockIdx.x * H + h] = sum[h];
     }
 }
 
-// linear_close: by a warp: dx (H) = rstd (dy - mean(dy) - y mean(dy y)), back through mu, y =
-// normalize(x), given as y / ln 2; not approx: dx = dy.
-static __device__ inline void linear_close(floatX *dx, const float *dy, const float *y, float rstd,
-                                           int H, int approx)
+// row_ds: g = ds s from g = dout; the row's sums are x, the largest of them top. x is used up.
+template <int P, int VEC>
+static __device__ inline void row_ds(float (&g)[CH], float (&x)[1][CH], float top, int H,
+                                     int postnorm, float *red)
 {
-    const int lane = threadIdx.x % WARP;
-    float sum = 0, dot = 0;
-    for (int h = lane; h < H && approx; h += WARP) {
-        sum += dy[h];
-        dot += dy[h] * y[h];
+    float s[CH], sums[2] = {0, 0}, rstd[1] = {1};
+    memcpy(s, x[0], sizeof s);
+    if (postnorm)
+        rows_normalize<P, VEC, 1>(x, rstd, {top}, H, red);
+#pragma unroll
+    for (int i = 0; i < CH && postnorm; i++) {
+        sums[0] += g[i] / (float)H;
+        sums[1] = fmaf(g[i], x[0][i] / (float)H, sums[1]);
     }
-    sum = warp_sum(sum) / (float)H;
-    dot = warp_sum(dot) / ((float)H * LOG2E * LOG2E);
-    for (int h = lane; h < H; h += WARP)
-        dx[h] = (floatX)(rstd * (dy[h] - sum - y[h] * dot));
+    if (postnorm)
+        row_reduce<P, 0>(sums, red);
+#pragma unroll
+    for (int i = 0; i < CH; i++)
+        g[i] = rstd[0] * (g[i] - sums[0] - x[0][i] * sums[1]) * s[i];
 }
 
-// linear_ds: by a warp: g (H) = ds s for one position, from g = dout; its sums are 2^(a + l).
-static __device__ inline void linear_ds(float *g, const float *a, const float *l, int n, int H,
-                                        int postnorm)
+// rows_close: back through mu for both rows: d[k] = rstd[k] (d[k] - mean(d[k]) - y mean(d[k] y)), y
+// = normalize, which over ln 2 is x[k].
+template <int P>
+static __device__ inline void rows_close(float (&d)[2][CH], const float (&x)[2][CH],
+                                         const float (&rstd)[2], int H, float *red)
 {
-    const int lane = threadIdx.x % WARP;
-    const float shift = linear_shift(a, l, n, H, postnorm);
-    const float z0 = exp2f(a[0] + l[0] - shift);
-    float sum = 0, squares = 0, sum_g = 0, dot = 0;
-    for (int h = lane; h < H && postnorm; h += WARP) {
-        sum += exp2f(a[h] + l[h] - shift) - z0;
-        sum_g += g[h];
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < 2 * CH; i++) {
+        sums[i / CH] += d[i / CH][i % CH];
+        sums[2 + i / CH] = fmaf(d[i / CH][i % CH], x[i / CH][i % CH], sums[2 + i / CH]);
     }
-    const float mean = postnorm ? z0 + warp_sum(sum) / (float)H : 0;
-    for (int h = lane; h < H && postnorm; h += WARP) {
-        const float z = exp2f(a[h] + l[h] - shift) - mean;
-        squares += z * z;
-        dot += g[h] * z;
-    }
-    const float rstd = postnorm ? rsqrtf(warp_sum(squares) / (float)H + EPS) : 1;
-    sum_g = warp_sum(sum_g) / (float)H;
-    dot = warp_sum(dot) / (float)H * rstd * rstd;
-    __syncwarp();
-    for (int h = lane; h < H; h += WARP) {
-        const float z = exp2f(a[h] + l[h] - shift);
-        g[h] = rstd * (g[h] - sum_g - (z - mean) * dot) * z;
+    row_reduce<P, 0>(sums, red);
+#pragma unroll
+    for (int i = 0; i < 2 * CH; i++) {
+        const float mean = sums[i / CH] / (float)H;
+        const float dot = sums[2 + i / CH] / ((float)H * LOG2E * LOG2E);
+        float *v = &d[i / CH][i % CH];
+        *v = rstd[i / CH] * (*v - mean - x[i / CH][i % CH] * dot);
     }
 }
 
-// linear_backward_kernel: da, db (B,T,H), rows 2H apart, = from dout (B,T,H) and the forward's a, b,
-// carry. Per channel, l_t the log of the sum at t, from the last position to the first:
-//   R_t = ds_t s_t + exp(l_t - l_{t+1}) R_{t+1},  db_t = exp(b_t - l_t) R_t, 0 where b is -inf.
-// Without causal every position saw l_T; pass 0 sums R, the same for all, and pass 1 makes db.
-static __global__ void __launch_bounds__(LINEAR_THREADS)
+// linear_backward_kernel: da, db (B,T,H), rows 2H apart, = from dout (B,T,H) and the forward's a,
+// b, carry. Per channel, from the last position to the first, with l_t the log of the sum s_t:
+//   LOG: R_t = ds_t s_t + exp(l_t - l_{t+1}) R_{t+1},  db_t = exp(b_t - l_t) R_t, 0 where b is -inf
+//   else R_t = ds_t s_t / s_t + R_{t+1},  db_t = exp(b_t) R_t, where ds_t s_t includes exp(a_t)
+// Without causal every position saw l_T; pass 0 sums R, the same for all, and pass 1 makes da, db.
+template <int P, int VEC, int LOG>
+static __global__ void __launch_bounds__(LINEAR_THREADS, 3)
 linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *carry,
-                       const floatX *a, const floatX *b, int T, int H, int tile, Mix mix)
+                       const floatX *a, const floatX *b, int T, int H, Mix mix)
 {
+    enum { HIGH = LINEAR_THREADS / P, W = P * CH };
     extern __shared__ float shared[];
-    float *as = shared, *bs = as + tile * H, *gs = bs + tile * H, *ls = gs + tile * H;
-    float *R = ls + tile * H, *later = R + H, *rstds = later + H; // (H), (H), (tile)
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, approx = mix.prenorm == APPROX;
-    const int tiles = (T + tile - 1) / tile, causal = mix.causal;
+    float *ls = shared, *gs = ls + HIGH * W, *R = gs + HIGH * W, *later = R + W, *red = later + W;
+    const int g = threadIdx.x / P, approx = mix.prenorm == APPROX, causal = mix.causal;
+    const int tiles = (T + HIGH - 1) / HIGH;
     const size_t row0 = blockIdx.x * (size_t)T;
     carry += blockIdx.x * (size_t)tiles * H;
     for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
@@ -1150,65 +1316,94 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
     }
     for (int pass = causal; pass < 2; pass++)
         for (int k = tiles - 1; k >= 0; k--) {
-            const int t0 = k * tile, rows = min(tile, T - t0);
-            __syncthreads();
-            for (int i = warp; i < rows; i += LINEAR_THREADS / WARP) {
-                const size_t row = row0 + t0 + i;
-                const Moments m = linear_open(bs + i * H, b + row * 2 * H, H, approx);
-                for (int h = lane; h < H; h += WARP)
-                    gs[i * H + h] = (float)dout[row * H + h];
-                if (lane == 0)
-                    rstds[i] = m.rstd;
-            }
+            const int t0 = k * HIGH, exists = t0 + g < T;
+            const size_t row = row0 + min(t0 + g, T - 1), at = row * 2 * H;
+            const Raw<VEC> raw_b = row_fetch<P, VEC>(b + at, exists, H);
+            const Raw<VEC> raw_a = row_fetch<P, VEC>(a + at, exists, H);
+            const Raw<VEC> raw_g = row_fetch<P, VEC>(dout + row * H, exists, H);
+            float x[2][CH], d[2][CH], l[CH], z[1][CH], rstd[2];
+            rows_open<P, VEC>(x, rstd, raw_a, raw_b, a + at, b + at, H, approx, red);
+#pragma unroll
+            for (int i = 0; i < CH; i++)
+                l[i] = LOG ? exists ? x[1][i] : -INFINITY : exists ? exp2_fast(x[1][i]) : 0;
+            row_put<P, VEC>(ls + g * W, l);
             __syncthreads();
             for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
-                float m = carry[(causal ? k * H : 0) + h], s = 1;
-                for (int i = 0; i < rows; i++) {
-                    if (causal)
-                        logsumexp_step(&m, &s, bs[i * H + h]);
-                    ls[i * H + h] = m + log2f(s);
+                float m = carry[(causal ? k * H : 0) + h], s = LOG ? 1 : m;
+#pragma unroll
+                for (int i = 0; i < HIGH; i++) {
+                    if (LOG && causal)
+                        logsumexp_step(&m, &s, ls[i * W + h]);
+                    else if (causal)
+                        s += ls[i * W + h];
+                    ls[i * W + h] = LOG ? m + __log2f(s) : s;
                 }
             }
             __syncthreads();
-            for (int i = warp; i < rows && (causal || pass == 0); i += LINEAR_THREADS / WARP) {
-                const size_t at = (row0 + t0 + i) * 2 * H;
-                float *a_i = as + i * H, *g_i = gs + i * H;
-                const Moments m = linear_open(a_i, a + at, H, approx);
-                __syncwarp();
-                linear_ds(g_i, a_i, ls + i * H, causal ? t0 + i + 1 : T, H, mix.postnorm);
-                __syncwarp();
-                linear_close(da + at, g_i, a_i, m.rstd, H, approx); // a_i is free from here on
+            row_get<P, VEC>(l, ls + g * W);
+#pragma unroll
+            for (int i = 0; i < CH; i++) {
+                d[0][i] = (float)raw_g.v[i / VEC].v[i % VEC];
+                z[0][i] = x[0][i];
             }
+            const int n = causal ? t0 + g + 1 : T;
+            const float top = row_sums<P, VEC, LOG>(z[0], l, n, H, mix.postnorm, red);
+            row_ds<P, VEC>(d[0], z, top, H, mix.postnorm, red);
+#pragma unroll
+            for (int i = 0; i < CH; i++)
+                z[0][i] = LOG ? d[0][i] : __fdividef(d[0][i], l[i]);
+            row_put<P, VEC>(gs + g * W, z[0]);
             __syncthreads();
             for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
                 float r = R[h], l1 = later[h];
-                for (int i = rows - 1; i >= 0; i--) {
-                    const float l = ls[i * H + h], x = bs[i * H + h];
-                    if (causal)
-                        r = gs[i * H + h] + (l == l1 ? 1 : exp2f(l - l1)) * r;
-                    else if (pass == 0)
-                        r += gs[i * H + h];
-                    as[i * H + h] = x == -INFINITY ? 0 : exp2f(x - l) * r;
+#pragma unroll
+                for (int i = HIGH - 1; i >= 0; i--) {
+                    const float l = ls[i * W + h], next = l == l1 ? 1 : exp2_fast(l - l1);
+                    r = (LOG && causal ? next : 1) * r + (causal || pass == 0 ? gs[i * W + h] : 0);
+                    gs[i * W + h] = r;
                     l1 = l;
                 }
                 R[h] = r;
                 later[h] = l1;
             }
             __syncthreads();
-            for (int i = warp; i < rows && pass == 1; i += LINEAR_THREADS / WARP)
-                linear_close(db + (row0 + t0 + i) * 2 * H, as + i * H, bs + i * H, rstds[i], H,
-                             approx);
+            if (pass == 0)
+                continue;
+            row_get<P, VEC>(d[1], gs + g * W);
+#pragma unroll
+            for (int i = 0; i < CH; i++) {
+                const int real = row_channel<P, VEC>(i / VEC) < H && x[1][i] > -INFINITY;
+                d[1][i] *= real ? exp2_fast(LOG ? x[1][i] - l[i] : x[1][i]) : 0;
+            }
+            if (approx)
+                rows_close<P>(d, x, rstd, H, red);
+            if (exists) {
+                row_store<P, VEC>(da + at, d[0], H);
+                row_store<P, VEC>(db + at, d[1], H);
+            }
         }
 }
+
+// WITH_ROWS: the statement with P, VEC and LOG as constants, for H channels.
+#define WITH_ROWS(H, approx, ...) \
+    do { \
+        const size_t p_ = linear_threads(H); \
+        if (p_ == 16 && (approx)) { enum { P = 16, VEC = 4, LOG = 0 }; __VA_ARGS__; } \
+        else if (p_ == 16) { enum { P = 16, VEC = 4, LOG = 1 }; __VA_ARGS__; } \
+        else if (p_ == 32) { enum { P = 32, VEC = 4, LOG = 1 }; __VA_ARGS__; } \
+        else if (H % 4 == 0) { enum { P = LINEAR_THREADS, VEC = 4, LOG = 1 }; __VA_ARGS__; } \
+        else { enum { P = LINEAR_THREADS, VEC = 1, LOG = 1 }; __VA_ARGS__; } \
+    } while (0)
 
 // linear_forward: out (B,T,H) = the layer's output for a, b (B,T,H), rows of these 2H apart;
 // saved.carry =. Decoding: positions t .. t+T-1, see the kernel.  [eq. 5]
 static void linear_forward(floatX *out, Saved saved, const floatX *a, const floatX *b, size_t B,
                            size_t T, size_t t, size_t H, Mix mix, cudaStream_t stream)
 {
-    const size_t tile = linear_tile(H), shared = (2 * tile + 2) * H * sizeof(float);
-    LAUNCH(linear_forward_kernel, B, LINEAR_THREADS, shared, stream, out, saved, a, b, (int)T,
-           (int)t, (int)H, (int)tile, mix);
+    WITH_ROWS(H, mix.prenorm == APPROX,
+              LAUNCH((linear_forward_kernel<P, VEC, LOG>), B, LINEAR_THREADS,
+                     4 * (LINEAR_THREADS * CH + 2 * P * CH + 32), stream, out, saved, a, b, (int)T,
+                     (int)t, (int)H, mix));
 }
 
 // linear_backward: da, db (B,T,H) = from dout (B,T,H), what the forward saved and its a, b; rows of
@@ -1217,37 +1412,51 @@ static void linear_backward(floatX *da, floatX *db, const floatX *dout, Saved sa
                             const floatX *a, const floatX *b, size_t B, size_t T, size_t H, Mix mix,
                             cudaStream_t stream)
 {
-    const size_t tile = linear_tile(H), shared = ((4 * tile + 2) * H + tile) * sizeof(float);
-    LAUNCH(linear_backward_kernel, B, LINEAR_THREADS, shared, stream, da, db, dout, saved.carry, a,
-           b, (int)T, (int)H, (int)tile, mix);
+    WITH_ROWS(H, mix.prenorm == APPROX,
+              LAUNCH((linear_backward_kernel<P, VEC, LOG>), B, LINEAR_THREADS,
+                     4 * (2 * LINEAR_THREADS * CH + 2 * P * CH + 32), stream, da, db, dout,
+                     saved.carry, a, b, (int)T, (int)H, mix));
 }
 
 // ---- both
 
-// rows_backward_kernel: a warp a row: dx = rstd (dy - mean(dy) - y mean(dy y)), y = normalize(x). dx
-// may be dy; rows of dx and dy are `pitch` apart, of y H.
+// rows_backward_kernel: a warp a row: dx = rstd (dy - mean(dy) - y mean(dy y)), y = normalize(x).
+// dx may be dy; rows of dx and dy are `pitch` apart, of y H.
+template <int WIDTH>
 static __global__ void rows_backward_kernel(floatX *dx, const floatX *dy, size_t pitch,
                                             const floatX *y, const float *rstd, size_t rows, int H)
 {
     const size_t row = row_of_warp();
-    const int lane = threadIdx.x % WARP;
+    const int n = WIDTH ? WIDTH : H, lane = threadIdx.x % WARP;
     float sum = 0, dot = 0;
     if (row >= rows)
         return;
     dx += row * pitch;
     dy += row * pitch;
-    y += row * H;
-    for (int h = lane; h < H; h += WARP) {
+    y += row * n;
+#pragma unroll
+    for (int h = lane; h < n; h += WARP) {
         sum += (float)dy[h];
         dot += (float)dy[h] * (float)y[h];
     }
-    sum = warp_sum(sum) / (float)H;
-    dot = warp_sum(dot) / (float)H;
-    for (int h = lane; h < H; h += WARP)
+    sum = warp_sum(sum) / (float)n;
+    dot = warp_sum(dot) / (float)n;
+#pragma unroll
+    for (int h = lane; h < n; h += WARP)
         dx[h] = (floatX)(rstd[row] * ((float)dy[h] - sum - (float)y[h] * dot));
 }
 
-// mix_scratch: bytes of scratch, zeroed once, that mix_backward needs.
+// mix_check: die over an H that the kernels' registers or shared memory do not hold.
+static void mix_check(size_t H, Mix mix)
+{
+    const size_t most = mix.model == LINEAR ? LINEAR_THREADS * CH : 16384;
+    if (H > most)
+        die(EXIT_USAGE, "--hidden %zu: expected at most %zu for --model %s on the GPU\n"
+            "hint: train_causalrn takes any number", H, most,
+            mix.model == LINEAR ? "linear" : "quadratic");
+}
+
+// mix_scratch: bytes of scratch that mix_backward needs.
 static size_t mix_scratch(size_t B, size_t T, size_t H, Mix mix)
 {
     return pair_fast(H, mix) ? B * T * ((T + 31) / 32 * 32) * sizeof(floatX) : 0;
@@ -1272,8 +1481,8 @@ static void mix_forward(floatX *out, Saved saved, const floatX *a, const floatX 
     pair_sum(out, saved, B, T, 0, T, H, mix, stream);
 }
 
-// mix_backward: da, db (B,T,H) = from dout (B,T,H), which is overwritten, the forward's out, what it
-// saved and its a, b (B,T,H); rows of da, db, a, b are 2H apart; scratch of mix_scratch bytes.
+// mix_backward: da, db (B,T,H) = from dout (B,T,H), which is overwritten, the forward's out, what
+// it saved and its a, b (B,T,H); rows of da, db, a, b are 2H apart; scratch of mix_scratch bytes.
 static void mix_backward(floatX *da, floatX *db, floatX *dout, Saved saved, const floatX *out,
                          const floatX *a, const floatX *b, void *scratch, size_t B, size_t T,
                          size_t H, Mix mix, cudaStream_t stream)
@@ -1284,7 +1493,7 @@ static void mix_backward(floatX *da, floatX *db, floatX *dout, Saved saved, cons
         return;
     }
     if (mix.postnorm)
-        LAUNCH_ROWS(rows_backward_kernel, rows, stream, dout, dout, H, out, saved.o_rstd, rows,
+        LAUNCH_ROWS(rows_backward_kernel, rows, H, stream, dout, dout, H, out, saved.o_rstd, rows,
                     (int)H);
 #ifdef PRECISION_BF16
     if (pair_fast(H, mix)) {
@@ -1296,13 +1505,15 @@ static void mix_backward(floatX *da, floatX *db, floatX *dout, Saved saved, cons
     pair_grad(da, db, dout, saved, B, T, H, mix, stream);
     if (mix.prenorm != APPROX)
         return;
-    LAUNCH_ROWS(rows_backward_kernel, rows, stream, da, da, 2 * H, saved.ac, saved.va, rows, (int)H);
-    LAUNCH_ROWS(rows_backward_kernel, rows, stream, db, db, 2 * H, saved.bc, saved.vb, rows, (int)H);
+    LAUNCH_ROWS(rows_backward_kernel, rows, H, stream, da, da, 2 * H, saved.ac, saved.va, rows,
+                (int)H);
+    LAUNCH_ROWS(rows_backward_kernel, rows, H, stream, db, db, 2 * H, saved.bc, saved.vb, rows,
+                (int)H);
 }
 
-// mix_decode: position t of D sequences: out (D,H) = the layer's output for a, b (D,H), rows of these
-// 2H apart, given what it remembers of the positions before, to which it adds: O(H) for linear, O(t
-// H) for quadratic.
+// mix_decode: position t of D sequences: out (D,H) = the layer's output for a, b (D,H), rows of
+// these 2H apart, given what it remembers of the positions before, to which it adds: O(H) for
+// linear, O(t H) for quadratic.
 static void mix_decode(floatX *out, Saved memory, const floatX *a, const floatX *b, size_t D,
                        size_t t, size_t T, size_t H, Mix mix, cudaStream_t stream)
 {
@@ -1334,18 +1545,20 @@ typedef struct {
 static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
                            size_t N, size_t C, size_t OC, cudaStream_t stream)
 {
-    const Gemm g = {.out = out, .bias = bias, .x = inp, .y = weight, .type = FLOATX_TYPE, .y_t = 1,
-                    .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C, .ld_y = C};
+    const Gemm g = {.out = out, .bias = bias, .x = inp, .y = weight, .type = FLOATX_TYPE,
+                    .in = FLOATX_TYPE, .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C,
+                    .ld_y = C};
     gemm(&g, stream);
 }
 
-// matmul_residual: out (N,OC) = add (N,OC) + inp (N,C) weight (OC,C)^T + bias (OC) in fp32; add may be
-// out; add and bias NULL for none.
+// matmul_residual: out (N,OC) = add (N,OC) + inp (N,C) weight (OC,C)^T + bias (OC) in fp32; add may
+// be out; add and bias NULL for none.
 static void matmul_residual(float *out, const float *add, const floatX *inp, const floatX *weight,
                             const float *bias, size_t N, size_t C, size_t OC, cudaStream_t stream)
 {
     const Gemm g = {.out = out, .add = add, .bias = bias, .x = inp, .y = weight, .type = CUDA_R_32F,
-                    .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C, .ld_y = C};
+                    .in = FLOATX_TYPE, .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C,
+                    .ld_y = C};
     gemm(&g, stream);
 }
 
@@ -1353,162 +1566,201 @@ static void matmul_residual(float *out, const float *add, const floatX *inp, con
 static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, size_t N,
                                   size_t C, size_t OC, cudaStream_t stream)
 {
-    const Gemm g = {.out = dinp, .x = dout, .y = weight, .type = FLOATX_TYPE, .M = N, .N = C,
-                    .K = OC, .ld_out = C, .ld_x = OC, .ld_y = C};
+    const Gemm g = {.out = dinp, .x = dout, .y = weight, .type = FLOATX_TYPE, .in = FLOATX_TYPE,
+                    .M = N, .N = C, .K = OC, .ld_out = C, .ld_x = OC, .ld_y = C};
     gemm(&g, stream);
 }
 
-// matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart; this
-// for `parts` of OC columns each of dout, their gradients `step` elements apart.
-static void matmul_backward_weight(float *dweight, size_t step, const floatX *dout,
-                                   const floatX *inp, size_t N, size_t C, size_t OC, size_t pitch,
-                                   size_t parts, cudaStream_t stream)
+// Sums over all N rows are made in slices of them, and these then added in their order.
+enum { SLICES = 64, TOKEN_SLICES = 256, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
+
+// slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
+// power of two to 64, as long as all fit SLICES_MOST elements.
+static size_t slices_of(size_t N, size_t size)
 {
-    const Gemm g = {.out = dweight, .add = dweight, .x = dout, .y = inp, .type = CUDA_R_32F,
-                    .x_t = 1, .M = OC, .N = C, .K = N, .ld_out = C, .ld_x = pitch, .ld_y = C,
-                    .batch = parts, .out_step = step, .x_step = OC};
-    gemm(&g, stream);
+    size_t n = 1;
+    while (n < SLICES && N % (2 * n) == 0 && 2 * n * size <= SLICES_MOST)
+        n *= 2;
+    return n;
 }
 
-// Sums over rows are made in SLICES slices of them, and these then added in their order.
-enum { SLICES = 64, SLICE_THREADS = 256 };
-
-// bias_slices_kernel: partial (SLICES,OC) = column sums of each slice of x (N,OC), rows `pitch` apart.
-static __global__ void bias_slices_kernel(float *partial, const floatX *x, size_t N, int OC,
-                                          size_t pitch)
-{
-    __shared__ float sums[ROW_WARPS][WARP];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
-    const int slice = blockIdx.x % SLICES, o = blockIdx.x / SLICES * WARP + lane;
-    const size_t size = (N + SLICES - 1) / SLICES, end = min((slice + 1) * size, N);
-    float sum = 0;
-    for (size_t n = slice * size + warp; n < end && o < OC; n += ROW_WARPS)
-        sum += (float)x[n * pitch + o];
-    sums[warp][lane] = sum;
-    __syncthreads();
-    for (int i = 1; i < ROW_WARPS; i++)
-        sum += sums[i][lane];
-    if (warp == 0 && o < OC)
-        partial[(size_t)slice * OC + o] = sum;
-}
-
-// slices_sum_kernel: out (n) += the sum of partial (SLICES,n), in order.
-static __global__ void slices_sum_kernel(float *out, const float *partial, size_t n)
+// slices_sum_kernel: out += the sum of partial (slices,n+rest), in order; part i of `part` elements
+// of the first n is i * step elements behind out, the rest is rest_out's.
+static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
+                                         int slices, size_t n, size_t rest, size_t part,
+                                         size_t step)
 {
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     float sum = 0;
-    for (int k = 0; k < SLICES && i < n; k++)
-        sum += partial[k * n + i];
-    if (i < n)
-        out[i] += sum;
+    if (i >= n + rest)
+        return;
+#pragma unroll 8
+    for (int k = 0; k < slices; k++)
+        sum += partial[k * (n + rest) + i];
+    *(i < n ? out + i / part * step + i % part : rest_out + i - n) += sum;
 }
 
-// bias_backward: dbias (OC) += column sums of dout (N,OC), rows `pitch` apart. partial (SLICES,OC):
-// scratch.
-static void bias_backward(float *dbias, float *partial, const floatX *dout, size_t N, size_t OC,
-                          size_t pitch, cudaStream_t stream)
+// bias_slices_kernel: at k * `size` in partial: column sums (OC) of slice k of x (N,OC), rows
+// `pitch` apart, for slices of K rows. A warp takes a row of 32 VEC columns.
+template <int VEC>
+static __global__ void bias_slices_kernel(float *partial, size_t size, const floatX *x, size_t K,
+                                          int OC, size_t pitch, int slices)
 {
-    LAUNCH(bias_slices_kernel, (OC + WARP - 1) / WARP * SLICES, ROW_WARPS * WARP, 0, stream, partial,
-           dout, N, (int)OC, pitch);
-    LAUNCH(slices_sum_kernel, (OC + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
-           dbias, partial, OC);
+    __shared__ float sums[ROW_WARPS][WARP * VEC];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slice = blockIdx.x % slices;
+    const int o = (blockIdx.x / slices * WARP + lane) * VEC;
+    float sum[VEC] = {};
+    x += slice * K * pitch + (o < OC ? o : 0);
+#pragma unroll 16
+    for (size_t k = warp; k < K; k += ROW_WARPS) {
+        const auto v = *(const Pack<floatX, VEC> *)(x + k * pitch);
+        for (int i = 0; i < VEC; i++)
+            sum[i] += (float)v.v[i];
+    }
+    for (int i = 0; i < VEC; i++)
+        sums[warp][lane * VEC + i] = sum[i];
+    __syncthreads();
+    for (int i = 0; i < VEC && warp == 0 && o < OC; i++) {
+        for (int k = 1; k < ROW_WARPS; k++)
+            sum[i] += sums[k][lane * VEC + i];
+        partial[slice * size + o + i] = sum[i];
+    }
+}
+
+// matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart;
+// this for `parts` of OC columns each of dout, their gradients `step` elements apart; dbias (OC),
+// NULL for none, += the column sums of the first part. partial: scratch.
+static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
+                                   const floatX *dout, const floatX *inp, size_t N, size_t C,
+                                   size_t OC, size_t pitch, size_t parts, cudaStream_t stream)
+{
+    const size_t n = parts * OC * C, rest = dbias ? OC : 0, size = n + rest;
+    const size_t slices = slices_of(N, size), K = N / slices, vec = OC % 2 || pitch % 2 ? 1 : 2;
+    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * slices;
+    const Gemm g = {.out = partial, .x = dout, .y = inp, .type = CUDA_R_32F, .in = FLOATX_TYPE,
+                    .x_t = 1, .M = parts * OC, .N = C, .K = K, .ld_out = C, .ld_x = pitch,
+                    .ld_y = C, .batch = slices, .out_step = size, .x_step = K * pitch,
+                    .y_step = K * C};
+    gemm(&g, stream);
+    if (dbias && vec == 2)
+        LAUNCH(bias_slices_kernel<2>, grid, ROW_WARPS * WARP, 0, stream, partial + n, size, dout, K,
+               (int)OC, pitch, (int)slices);
+    else if (dbias)
+        LAUNCH(bias_slices_kernel<1>, grid, ROW_WARPS * WARP, 0, stream, partial + n, size, dout, K,
+               (int)OC, pitch, (int)slices);
+    LAUNCH(slices_sum_kernel, (size + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
+           dweight, dbias, partial, (int)slices, n, rest, OC * C, step);
 }
 
 // normalize_forward_kernel: a warp a row.
+template <int WIDTH>
 static __global__ void normalize_forward_kernel(floatX *out, float *rstd, const float *x, size_t N,
                                                 int C)
 {
     const size_t row = row_of_warp();
-    const int lane = threadIdx.x % WARP;
+    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
     if (row >= N)
         return;
-    const Moments m = row_moments(x + row * C, C);
-    for (int c = lane; c < C; c += WARP)
-        out[row * C + c] = (floatX)((x[row * C + c] - m.mean) * m.rstd);
+    const Moments m = row_moments<float, WIDTH>(x + row * n, n);
+#pragma unroll
+    for (int c = lane; c < n; c += WARP)
+        out[row * n + c] = (floatX)((x[row * n + c] - m.mean) * m.rstd);
     if (lane == 0)
         rstd[row] = m.rstd;
 }
 
-// normalize_forward: out (N,C) = (x - mean) rstd for every row of x (N,C), rstd (N) = 1 / sqrt(var +
-// 1e-8); biased variance, nothing learned.
+// normalize_forward: out (N,C) = (x - mean) rstd for every row of x (N,C), rstd (N) = 1 / sqrt(var
+// + 1e-8); biased variance, nothing learned.
 static void normalize_forward(floatX *out, float *rstd, const float *x, size_t N, size_t C,
                               cudaStream_t stream)
 {
-    LAUNCH_ROWS(normalize_forward_kernel, N, stream, out, rstd, x, N, (int)C);
+    LAUNCH_ROWS(normalize_forward_kernel, N, C, stream, out, rstd, x, N, (int)C);
 }
 
 // normalize_backward_kernel: a warp a row.
-static __global__ void normalize_backward_kernel(float *dx, floatX *dx_low, const floatX *dout,
-                                                 const floatX *out, const float *rstd, size_t N,
-                                                 int C, int first)
+template <int WIDTH>
+static __global__ void normalize_backward_kernel(floatX *__restrict__ dx,
+                                                 const floatX *__restrict__ dout,
+                                                 const floatX *__restrict__ out, const float *rstd,
+                                                 size_t N, int C, int first)
 {
     const size_t row = row_of_warp();
-    const int lane = threadIdx.x % WARP;
+    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
     float sum = 0, dot = 0;
     if (row >= N)
         return;
-    for (int c = lane; c < C; c += WARP) {
-        sum += (float)dout[row * C + c];
-        dot += (float)dout[row * C + c] * (float)out[row * C + c];
+    dx += row * n;
+    dout += row * n;
+    out += row * n;
+#pragma unroll
+    for (int c = lane; c < n; c += WARP) {
+        sum += (float)dout[c];
+        dot += (float)dout[c] * (float)out[c];
     }
-    sum = warp_sum(sum) / (float)C;
-    dot = warp_sum(dot) / (float)C;
-    for (int c = lane; c < C; c += WARP) {
-        const size_t i = row * C + c;
-        float d = rstd[row] * ((float)dout[i] - sum - (float)out[i] * dot);
-        dx[i] = d += first ? 0 : dx[i];
-        if (sizeof(floatX) == 2)
-            dx_low[i] = (floatX)d;
+    sum = warp_sum(sum) / (float)n;
+    dot = warp_sum(dot) / (float)n;
+    const float factor = rstd[row];
+#pragma unroll
+    for (int c = lane; c < n; c += WARP) {
+        const float d = factor * ((float)dout[c] - sum - (float)out[c] * dot);
+        dx[c] = (floatX)(first ? d : (float)dx[c] + d);
     }
 }
 
 // normalize_backward: dx (N,C) += (first: =) the gradient of x from dout (N,C) and what the forward
-// wrote; dx_low (N,C) = dx, rounded (in fp32 not written).
-static void normalize_backward(float *dx, floatX *dx_low, const floatX *dout, const floatX *out,
-                               const float *rstd, size_t N, size_t C, int first,
-                               cudaStream_t stream)
+// wrote.
+static void normalize_backward(floatX *dx, const floatX *dout, const floatX *out, const float *rstd,
+                               size_t N, size_t C, int first, cudaStream_t stream)
 {
-    LAUNCH_ROWS(normalize_backward_kernel, N, stream, dx, dx_low, dout, out, rstd, N, (int)C, first);
+    LAUNCH_ROWS(normalize_backward_kernel, N, C, stream, dx, dout, out, rstd, N, (int)C, first);
 }
 
 // embed_forward_kernel: a warp a token.
+template <int WIDTH>
 static __global__ void embed_forward_kernel(float *out, const int *tokens, const float *wte,
                                             const float *wpe, size_t N, size_t T, int C)
 {
     const size_t row = row_of_warp();
-    if (row < N)
-        for (int c = threadIdx.x % WARP; c < C; c += WARP)
-            out[row * C + c] = wte[(size_t)tokens[row] * C + c] + wpe[row % T * C + c];
+    const int n = WIDTH ? WIDTH : C;
+    if (row >= N)
+        return;
+    wte += (size_t)tokens[row] * n;
+    wpe += row % T * n;
+#pragma unroll
+    for (int c = threadIdx.x % WARP; c < n; c += WARP)
+        out[row * n + c] = wte[c] + wpe[c];
 }
 
 // embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C).
 static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
                           size_t B, size_t T, size_t C, cudaStream_t stream)
 {
-    LAUNCH_ROWS(embed_forward_kernel, B * T, stream, out, tokens, wte, wpe, B * T, T, (int)C);
+    LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
 }
 
 // embed_token_kernel: a warp takes a slice of tokens and 32 channels, a lane one channel: partial
-// (SLICES,V,C) = the slice's sums of dout by token. They are made in shared memory (V,32).
-static __global__ void embed_token_kernel(float *partial, const float *__restrict__ dout,
+// (TOKEN_SLICES,V,C) = the slice's sums of dout by token. They are made in shared memory (V,32).
+static __global__ void embed_token_kernel(float *partial, const floatX *__restrict__ dout,
                                           const int *__restrict__ tokens, size_t N, int V, int C)
 {
     extern __shared__ float sums[];
-    const int lane = threadIdx.x, slice = blockIdx.x % SLICES, c = blockIdx.x / SLICES * WARP + lane;
-    const size_t size = (N + SLICES - 1) / SLICES, end = min((slice + 1) * size, N);
+    const int lane = threadIdx.x, slice = blockIdx.x % TOKEN_SLICES,
+              c = blockIdx.x / TOKEN_SLICES * WARP + lane;
+    const size_t size = (N + TOKEN_SLICES - 1) / TOKEN_SLICES, end = min((slice + 1) * size, N);
     if (c >= C)
         return;
     for (int v = 0; v < V; v++)
         sums[v * WARP + lane] = 0;
 #pragma unroll 8
     for (size_t n = slice * size; n < end; n++)
-        sums[tokens[n] * WARP + lane] += dout[n * C + c];
+        sums[tokens[n] * WARP + lane] += (float)dout[n * C + c];
     for (int v = 0; v < V; v++)
         partial[((size_t)slice * V + v) * C + c] = sums[v * WARP + lane];
 }
 
 // embed_position_kernel: a thread owns one element of dwpe (T,C) and adds over the batch.
-static __global__ void embed_position_kernel(float *dwpe, const float *dout, size_t B, size_t n)
+static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, size_t B,
+                                             size_t n)
 {
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
     float sum = 0;
@@ -1516,20 +1768,21 @@ static __global__ void embed_position_kernel(float *dwpe, const float *dout, siz
         return;
 #pragma unroll 8
     for (size_t b = 0; b < B; b++)
-        sum += dout[b * n + i];
+        sum += (float)dout[b * n + i];
     dwpe[i] += sum;
 }
 
 // embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, not tokens,
-// so that repeated tokens neither race nor change the order of a sum. partial (SLICES,V,C): scratch.
-static void embed_backward(float *dwte, float *dwpe, float *partial, const float *dout,
+// so that repeated tokens neither race nor change the order of a sum. partial (TOKEN_SLICES,V,C):
+// scratch.
+static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
                            const int *tokens, size_t B, size_t T, size_t V, size_t C,
                            cudaStream_t stream)
 {
-    LAUNCH(embed_token_kernel, (C + WARP - 1) / WARP * SLICES, WARP, V * WARP * sizeof(float), stream,
-           partial, dout, tokens, B * T, (int)V, (int)C);
+    LAUNCH(embed_token_kernel, (C + WARP - 1) / WARP * TOKEN_SLICES, WARP, V * WARP * sizeof(float),
+           stream, partial, dout, tokens, B * T, (int)V, (int)C);
     LAUNCH(slices_sum_kernel, (V * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
-           dwte, partial, V * C);
+           dwte, NULL, partial, TOKEN_SLICES, V * C, 0, V * C, 0);
     LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
            stream, dwpe, dout, B, T * C);
 }
@@ -1588,14 +1841,14 @@ static __global__ void loss_kernel(StepResult *result, const float *losses, cons
 
 // crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
 // predictions (N) = argmax; dlogits (N,V) = the mean loss's gradient (softmax - onehot) / count;
-// result->loss = the mean over the targets that count, 0 if none does. logits (N,V) and dlogits: rows
-// `pitch` apart, dlogits 0 between them. targets (N); step->over_count: 1 / count, or 0.
+// result->loss = the mean over the targets that count, 0 if none does. logits (N,V) and dlogits:
+// rows `pitch` apart, dlogits 0 between them. targets (N); step->over_count: 1 / count, or 0.
 static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepResult *result,
                          const float *logits, const int *targets, const StepInput *step, size_t N,
                          size_t V, size_t pitch, cudaStream_t stream)
 {
-    LAUNCH_ROWS(crossentropy_kernel, N, stream, losses, predictions, dlogits, logits, targets, step,
-                N, (int)V, (int)pitch);
+    LAUNCH(crossentropy_kernel, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
+           losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
     LAUNCH(loss_kernel, 1, 1024, 0, stream, result, losses, step, N);
 }
 
@@ -1647,7 +1900,8 @@ static __global__ void squares_kernel(double *partials, const float *grads, cons
         partials[blockIdx.x] = sum;
 }
 
-// norm_kernel: result->norm, ->scale (for clipping to `clip`, 0: never) and ->stopped, in one block.
+// norm_kernel: result->norm, ->scale (for clipping to `clip`, 0: never) and ->stopped, in one
+// block.
 static __global__ void norm_kernel(StepResult *result, const double *partials, size_t n,
                                    double clip)
 {
@@ -1742,16 +1996,16 @@ typedef struct {
 
 // Gradients of one layer's activations, used again by every layer, and scratch.
 typedef struct {
-    float *dx, *partial;
-    floatX *dx_low, *dr, *da, *db, *d_o, *dlogits;
+    float *partial;
+    floatX *dx, *dr, *da, *db, *d_o, *dlogits;
     char *work;
 } Dacts;
 
-// Decoding: what the layers remember, the tokens that are read, the logits that come of them.
+// Decoding: what the layers remember, tokens read, residual stream, logits.
 typedef struct {
     Saved memory;
     int *tokens;
-    float *logits;
+    float *x, *logits;
 } Decoder;
 
 // A batch on its way: host memory that the GPU copies from and to, so that the host can make the
@@ -1818,6 +2072,11 @@ static void model_plan(Model *m, const Config *config)
     // In place unless a dump is to show them: the residual stream; a and b of the quadratic model
     const size_t xs = dump ? L + 1 : 1, abs = dump || linear ? L : 1;
     const size_t work = mix_scratch(B, T, H, config->mix);
+    size_t partial = TOKEN_SLICES * V * C;
+    for (int k = 1; k <= 2; k++) { // weight gradients: out_w, both sides
+        const size_t size = k * H * C + (k == 1 ? C : H), all = slices_of(B * T, size) * size;
+        partial = partial > all ? partial : all;
+    }
     const double std = 0.02, out_std = 0.02 / sqrt((double)L);
     const Tensor params[] = {
         {"wte", {V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},
@@ -1854,13 +2113,12 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("losses", float, Acts, losses, B, T),
     };
     const DeviceTensor dacts[] = {
-        DEVICE("dx", float, Dacts, dx, B, T, C),
-        DEVICE("dx_low", floatX, Dacts, dx_low, sizeof(floatX) == 2 ? B : 0, T, C),
+        DEVICE("dx", floatX, Dacts, dx, B, T, C),
         DEVICE("dr", floatX, Dacts, dr, B, T, C), DEVICE("do", floatX, Dacts, d_o, B, T, H),
         SPACED("da", floatX, 2 * H, 0, Dacts, da, B, T, H),
         SPACED("db", floatX, 2 * H, H, Dacts, db, B, T, H),
         DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
-        DEVICE("partial", float, Dacts, partial, SLICES, V > 1 ? V : 1, C > H ? C : H),
+        DEVICE("partial", float, Dacts, partial, partial),
         DEVICE("work", char, Dacts, work, work),
     };
     const DeviceTensor decoder[] = {
@@ -1872,7 +2130,8 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("var_b", float, Decoder, memory.vb, D ? quadratic : 0, D, T),
         DEVICE("scale", float, Decoder, memory.scale, D ? quadratic : 0, D),
         DEVICE("o_rstd", float, Decoder, memory.o_rstd, D ? quadratic : 0, D),
-        DEVICE("tokens", int, Decoder, tokens, D), DEVICE("logits", float, Decoder, logits, D, Vp),
+        DEVICE("tokens", int, Decoder, tokens, D), DEVICE("x", float, Decoder, x, D, C),
+        DEVICE("logits", float, Decoder, logits, D, Vp),
     };
     weights_plan(&m->weights, ROWS(params), sizeof(float));
     device_plan(&m->copies_arena, "weights in " PRECISION_NAME, ROWS(copies));
@@ -1911,31 +2170,26 @@ static Pieces pieces_new(const Model *m)
                   {m->params.out_w, m->copies.out_w, L * C * H, 0},
                   {m->params.head_w, m->copies.head_w, m->V * C, 0}};
     const Arena *a = &m->device.params;
-    Piece *pieces = NULL;
+    const size_t most = arena_elements(a, NULL) / PIECE + 3 * L + (size_t)a->n;
+    Piece *pieces = (Piece *)alloc_zero(most, sizeof *pieces, "pieces");
     Pieces p = {NULL, NULL, 0};
-    for (int count = 1; count >= 0; count--) { // first how many, then they
-        p.n = 0;
-        for (int k = 0; k < a->n; k++) {
-            const Tensor *row = &a->table[k];
-            size_t n = tensor_size(row), run = n, step = 0, at;
-            floatX *copy = NULL;
-            for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
-                if (copies[i].of == arena_data(a, k)) {
-                    run = copies[i].run;
-                    step = copies[i].step;
-                    copy = copies[i].copy;
-                }
-            for (size_t i = 0; i < n; i += at, p.n++) {
-                at = run - i % run; // elements of the run that are left; its length
-                at = at < PIECE ? at : (size_t)PIECE;
-                if (!count)
-                    pieces[p.n] = {a->start[k] / sizeof(float) + i,
-                                   copy ? copy + i / run * step + i % run : NULL, row->lr_scale,
-                                   (int)at, row->decay};
+    for (int k = 0; k < a->n; k++) {
+        const Tensor *row = &a->table[k];
+        size_t n = tensor_size(row), run = n, step = 0, length;
+        floatX *copy = NULL;
+        for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
+            if (copies[i].of == arena_data(a, k)) {
+                run = copies[i].run;
+                step = copies[i].step;
+                copy = copies[i].copy;
             }
+        for (size_t i = 0; i < n; i += length) {
+            length = run - i % run;
+            length = length < PIECE ? length : (size_t)PIECE;
+            pieces[p.n++] = {a->start[k] / sizeof(float) + i,
+                             copy ? copy + i / run * step + i % run : NULL, row->lr_scale,
+                             (int)length, row->decay};
         }
-        if (count)
-            pieces = (Piece *)alloc_zero(p.n, sizeof *pieces, "pieces");
     }
     p.pieces = (Piece *)device_new(p.n * sizeof *pieces, "pieces");
     p.partials = (double *)device_new(p.n * sizeof(double), "partial sums");
@@ -1957,11 +2211,7 @@ static void model_alloc(Model *m)
     CUDA_CHECK(cudaMemset(m->copies_arena.base, 0, m->copies_arena.bytes)); // what stays 0
     device_alloc(&m->acts_arena, &m->acts);
     device_alloc(&m->dacts_arena, &m->dacts);
-    if (m->dacts.work)
-        CUDA_CHECK(cudaMemset(m->dacts.work, 0, mix_scratch(m->B, m->T, m->H, m->config.mix)));
     device_alloc(&m->decoder_arena, &m->decoder);
-    if (!m->dacts.dx_low)
-        m->dacts.dx_low = (floatX *)m->dacts.dx; // fp32: the same
     m->pieces = pieces_new(m);
     m->input = (StepInput *)device_new(slot_bytes(m, 0), "batch");
     m->result = (StepResult *)device_new(slot_bytes(m, 1), "batch");
@@ -1981,12 +2231,12 @@ static void model_alloc(Model *m)
     gemm_start();
 }
 
-// model_free: give everything back, what is on the device at once.
+// model_free: give everything back.
 static void model_free(Model *m)
 {
     weights_free(&m->weights);
     CUBLAS_CHECK(cublasLtDestroy(gemm_handle));
-    CUDA_CHECK(cudaDeviceReset());
+    CUDA_CHECK(cudaDeviceReset()); // with all that is on it
 }
 
 // model_upload: the device's weights and moments = the host's.
@@ -2030,7 +2280,8 @@ static Saved saved_at(Saved s, size_t l, size_t N, size_t H, size_t tiles, size_
     if (s.ac)
         return {s.ac + l * N * H, s.bc + l * N * H, s.p ? s.p + l * N * H : NULL, s.va + l * N,
                 s.vb + l * N, s.scale + l * (D ? D : N), s.o_rstd + l * (D ? D : N)};
-    return {.carry = s.carry ? s.carry + l * tiles * H : NULL, .max = s.max ? s.max + l * D * H : NULL,
+    return {.carry = s.carry ? s.carry + l * tiles * H : NULL,
+            .max = s.max ? s.max + l * D * H : NULL,
             .sum = s.sum ? s.sum + l * D * H : NULL};
 }
 
@@ -2085,22 +2336,22 @@ static void model_backward(Model *m)
     const Acts acts = m->acts;
     const Dacts d = m->dacts;
     cudaStream_t stream = m->stream;
-    matmul_backward_weight(g.head_w, 0, d.dlogits, acts.y, N, C, m->V, m->Vp, 1, stream);
+    matmul_backward_weight(g.head_w, 0, NULL, d.partial, d.dlogits, acts.y, N, C, m->V, m->Vp, 1,
+                           stream);
     matmul_backward_input(d.dr, d.dlogits, w.head_w, N, C, m->Vp, stream);
-    normalize_backward(d.dx, d.dx_low, d.dr, acts.y, acts.y_rstd, N, C, 1, stream);
+    normalize_backward(d.dx, d.dr, acts.y, acts.y_rstd, N, C, 1, stream);
     for (size_t l = L; l-- > 0;) {
         const Acts k = layer_acts(m, l);
         const size_t i = l * H * C;
-        matmul_backward_weight(g.out_w + i, 0, d.dx_low, k.o, N, H, C, C, 1, stream);
-        bias_backward(g.out_b + l * C, d.partial, d.dx_low, N, C, C, stream);
-        matmul_backward_input(d.d_o, d.dx_low, w.out_w + i, N, H, C, stream);
+        matmul_backward_weight(g.out_w + i, 0, g.out_b + l * C, d.partial, d.dx, k.o, N, H, C, C, 1,
+                               stream);
+        matmul_backward_input(d.d_o, d.dx, w.out_w + i, N, H, C, stream);
         mix_backward(d.da, d.db, d.d_o, k.saved, k.o, k.a, k.b, d.work, B, T, H, m->config.mix,
                      stream);
-        matmul_backward_weight(g.right_w + i, (size_t)(g.left_w - g.right_w), d.da, k.r, N, C, H,
-                               2 * H, 2, stream);
-        bias_backward(g.right_b + l * H, d.partial, d.da, N, H, 2 * H, stream);
+        matmul_backward_weight(g.right_w + i, (size_t)(g.left_w - g.right_w), g.right_b + l * H,
+                               d.partial, d.da, k.r, N, C, H, 2 * H, 2, stream);
         matmul_backward_input(d.dr, d.da, w.ab_w + 2 * i, N, C, 2 * H, stream);
-        normalize_backward(d.dx, d.dx_low, d.dr, k.r, k.r_rstd, N, C, 0, stream);
+        normalize_backward(d.dx, d.dr, k.r, k.r_rstd, N, C, 0, stream);
     }
     embed_backward(g.wte, g.wpe, d.partial, d.dx, m->inputs, B, T, m->V, C, stream);
 }
@@ -2121,15 +2372,16 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
             "hint: train on longer sequences", t, T);
     CUDA_CHECK(cudaMemcpyAsync(decoder->tokens, tokens, D * sizeof(int), cudaMemcpyHostToDevice,
                                stream));
-    embed_forward(d.dx, decoder->tokens, p.wte, p.wpe + t * C, D, 1, C, stream);
+    embed_forward(decoder->x, decoder->tokens, p.wte, p.wpe + t * C, D, 1, C, stream);
     for (size_t l = 0; l < m->L; l++) {
         const Saved s = saved_at(decoder->memory, l, m->decode_B * T, H, 0, m->decode_B);
-        normalize_forward(d.dr, d.partial, d.dx, D, C, stream);
+        normalize_forward(d.dr, d.partial, decoder->x, D, C, stream);
         matmul_forward(d.da, d.dr, w.ab_w + l * 2 * H * C, w.ab_b + l * 2 * H, D, C, 2 * H, stream);
         mix_decode(d.d_o, s, d.da, d.db, D, t, T, H, m->config.mix, stream);
-        matmul_residual(d.dx, d.dx, d.d_o, w.out_w + l * C * H, p.out_b + l * C, D, H, C, stream);
+        matmul_residual(decoder->x, decoder->x, d.d_o, w.out_w + l * C * H, p.out_b + l * C, D, H,
+                        C, stream);
     }
-    normalize_forward(d.dr, d.partial, d.dx, D, C, stream);
+    normalize_forward(d.dr, d.partial, decoder->x, D, C, stream);
     matmul_residual(decoder->logits, NULL, d.dr, w.head_w, NULL, D, C, Vp, stream);
     if (!logits)
         logits = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
@@ -2221,8 +2473,8 @@ static void train_step_kernels(Model *m)
     adamw(&m->device, t, &m->pieces, m->input, m->result, m->stream);
 }
 
-// train_step: give the device training step `step`: batch, update, results back. Nothing waits for it
-// here. The first time its kernels, which a run of the same batch has loaded, become a graph.
+// train_step: give the device training step `step`: batch, update, results back. Nothing waits for
+// it here. The first time its kernels, which a run of the same batch has loaded, become a graph.
 static void train_step(Model *m, long step)
 {
     Slot *slot = &m->slots[step % SLOTS];
@@ -2245,8 +2497,8 @@ static void train_step(Model *m, long step)
     m->started = step + 1;
 }
 
-// train_step_end: wait for the oldest step that the device was given; row = what is logged. Accuracy
-// is before the update.
+// train_step_end: wait for the oldest step that the device was given; row = what is logged.
+// Accuracy is before the update.
 static void train_step_end(Model *m, LogRow *row)
 {
     const long step = m->ended;
@@ -2452,6 +2704,7 @@ int main(int argc, char **argv)
                   "train_causalrn_gpu: CausalRN on the GPU. Without options: copying 16 letters.",
                   preset_cost);
     config_check(&config);
+    mix_check((size_t)config.hidden, config.mix);
     threads_set(config.training.threads);
     model_plan(&model, &config);
     options_print(stdout, "", &options);
@@ -2459,7 +2712,9 @@ int main(int argc, char **argv)
                    model.B * model.T, model_bytes(&model));
     cuda_start();
     cuda_memory_check(model_bytes(&model));
+    const size_t free_bytes = cuda_memory_free();
     model_alloc(&model);
+    printf("GPU memory: %.2f GiB taken\n", (double)(free_bytes - cuda_memory_free()) / GIB);
     train(&model, &options);
     model_free(&model);
     return *training_interrupted() ? 130 : 0;

@@ -24,6 +24,15 @@ background() {
     "$@" &
 }
 
+# fill OPTIONS...: options = these and, where they leave it open, a small model's
+fill() {
+    local given=" $* " default
+    options=("$@")
+    for default in --batch-size:2 --string-size:16 --channels:64 --hidden:64 --layers:2; do
+        [[ $given == *" ${default%:*} "* ]] || options+=("${default%:*}" "${default#*:}")
+    done
+}
+
 # worst LOG: the largest relative errors of a diff, forward and gradients, and their tensors
 worst() {
     awk '$NF == "ok" || /DIFFERS/ { if ($3 ~ /^[0-9.e+-]+$/) {
@@ -37,13 +46,15 @@ agree() {
     local name=$1 dir cpu=${CPU:-$cpu} precision program flag
     dir=$(mktemp -d -p "$work")
     shift
-    set -- --batch-size 2 --string-size 16 --channels 64 --hidden 64 --layers 2 "$@" --steps 0
+    fill "$@" --steps 0
+    set -- "${options[@]}"
     $cpu "$@" --threads 4 --dump "$dir/cpu" >"$dir/log" 2>&1 || {
         row "$name" "FAIL CPU: $(tail -n 2 "$dir/log" | tr '\n' ' ')"
         return
     }
     for precision in fp32 bf16; do
-        [ $precision = fp32 ] && program=${FP32:-$fp32} flag= || program=${BF16:-$bf16} flag=--bf16
+        [ $precision = fp32 ] && program=${FP32:-$fp32} flag= ||
+            program=${BF16:-$bf16} flag="--bf16 ${BF16_GRAD:+--grad $BF16_GRAD}"
         if ! $program "$@" --dump "$dir/gpu" >"$dir/log" 2>&1; then
             row "$name $precision" "FAIL $(tail -n 2 "$dir/log" | tr '\n' ' ')"
         elif build/diff "$dir/cpu" "$dir/gpu" $flag >"$dir/diff"; then
@@ -77,7 +88,8 @@ losses() {
     local name=$1 bound=$2 program=$3 dir
     dir=$(mktemp -d -p "$work")
     shift 3
-    set -- --string-size 16 --channels 64 --hidden 64 --steps 10 "$@"
+    fill "$@" --steps 10
+    set -- "${options[@]}"
     $cpu --threads 4 "$@" --out "$dir/cpu" >/dev/null 2>&1
     $program "$@" --out "$dir/gpu" >"$dir/log" 2>&1 || tail -n 2 "$dir/log"
     if paste -d , "$dir/cpu/log.csv" "$dir/gpu/log.csv" | awk -F , -v bound="$bound" '
@@ -94,7 +106,8 @@ same() {
     local name=$1 program=$2 dir
     dir=$(mktemp -d -p "$work")
     shift 2
-    set -- --string-size 16 --channels 64 --hidden 64 --schedule constant --batch-size 64 "$@"
+    fill "$@" --schedule constant --batch-size 64
+    set -- "${options[@]}"
     $program "$@" --steps 20 --out "$dir/a" >"$dir/log" 2>&1
     $program "$@" --steps 20 --out "$dir/b" >"$dir/log" 2>&1
     $program "$@" --steps 9 --out "$dir/c" >"$dir/log" 2>&1
@@ -134,7 +147,8 @@ trained() {
     $cpu "$@" --steps 15 --schedule constant --out "$dir/two" --resume >"$dir/log" 2>&1 &&
         row "a run that goes on on the GPU, then on the CPU" "ok" ||
         row "a run that goes on on the GPU, then on the CPU" "FAIL $(tail -n 2 "$dir/log")"
-    background agree "trained weights" --string-size 8 --load "$dir/run/checkpoint.safetensors"
+    # p - 1 for p near 1: an error of 5e-3 in logits of 10 is 5e-2 of it (measured: 4.6e-2)
+    BF16_GRAD=1e-1 agree "trained weights" --string-size 8 --load "$dir/run/checkpoint.safetensors"
 }
 
 # sanitize TOOL OPTIONS...: three steps, evaluation and decoding under compute-sanitizer
@@ -145,10 +159,13 @@ sanitize() {
         row "compute-sanitizer $tool $*" "ok SKIPPED: not installed"
         return
     fi
-    timeout ${SANITIZE_SECONDS:-170} compute-sanitizer --tool "$tool" --error-exitcode 9 $bf16 --string-size 3 --channels 64 \
-        --hidden 64 --layers 1 --batch-size 2 --steps 3 --out "$(mktemp -d -p "$work")" "$@" >"$work/$tool.log" 2>&1 &&
-        row "compute-sanitizer $tool $*" "ok $(tail -n 1 "$work/$tool.log")" ||
-        row "compute-sanitizer $tool $*" "FAIL $(grep -m 3 = "$work/$tool.log" | tr '\n' ' ' | cut -c 1-300)"
+    local dir
+    dir=$(mktemp -d -p "$work")
+    fill "$@" --string-size 3 --layers 1 --steps 3 --out "$dir/run"
+    timeout "${SANITIZE_SECONDS:-170}" compute-sanitizer --tool "$tool" --error-exitcode 9 $bf16 \
+        "${options[@]}" >"$dir/log" 2>&1 &&
+        row "compute-sanitizer $tool $*" "ok $(grep SUMMARY "$dir/log")" ||
+        row "compute-sanitizer $tool $*" "FAIL $(grep -m 3 '= ' "$dir/log" | tr '\n' ' ' | cut -c 1-300)"
 }
 
 # others: programs built for one test each
@@ -202,6 +219,7 @@ others_pid=$!
 fails "--causal no" 2 "causal yes" $bf16 --causal no
 fails "--model linear --activation relu" 2 "activation exp" $bf16 --model linear --activation relu
 fails "B = 10^6" 4 "needs .* GiB, .* GiB are free" $bf16 --batch-size 1000000 --layers 12
+fails "--model linear --hidden 4096" 2 "at most 3072" $bf16 --model linear --hidden 4096
 CUDA_VISIBLE_DEVICES="" fails "no visible GPU" 4 "no visible GPU" $bf16
 for m in quadratic linear; do
     background agree "$m" --model $m
@@ -209,8 +227,7 @@ for m in quadratic linear; do
     background agree "$m T=4096" --model $m --string-size 2047 --batch-size 1 --layers 1
     for h in 33 192 3072; do background agree "$m H=$h" --model $m --hidden $h; done
     for c in 33 768; do background agree "$m C=$c" --model $m --channels $c; done
-    background agree "$m C=65536" --model $m --channels 65536 --hidden 8 --layers 1 --batch-size 1 \
-        --string-size 1
+    background agree "$m C=65536" --model $m --channels 65536 --layers 1 --batch-size 1 --string-size 1
     for b in 1 320; do background agree "$m B=$b" --model $m --batch-size $b; done
     background agree "$m S=128 H=C=192 B=8 L=12" --model $m --string-size 128 --hidden 192 --channels 192 \
         --batch-size 8 --layers 12
@@ -224,10 +241,14 @@ done
 for postnorm in yes no; do
     for prenorm in exact approx none; do
         for activation in exp relu elu gelu; do
+            # relu's slope is a step: rounding a and b moves 1 pair in 1600 across it, which alone is
+            # 3e-2 of the gradient (measured: 2.6e-2 to 3.0e-2, whatever the norms)
+            [ $activation = relu ] && export BF16_GRAD=4e-2 || unset BF16_GRAD
             background agree "quadratic $prenorm $activation, post norm $postnorm" --prenorm $prenorm \
                 --activation $activation --postnorm $postnorm --string-size 20
         done
     done
+    unset BF16_GRAD
     for prenorm in approx none; do
         background agree "linear $prenorm, post norm $postnorm" --model linear --prenorm $prenorm \
             --postnorm $postnorm --string-size 40
@@ -237,6 +258,7 @@ background trained
 for tool in memcheck racecheck initcheck synccheck; do
     background sanitize $tool
     background sanitize $tool --model linear
+    background sanitize $tool --activation relu --prenorm approx --hidden 33
 done
 wait $others_pid
 cat "$work/others.log"

@@ -1037,14 +1037,13 @@ template <int P, int VEC> static __device__ inline int row_channel(int j)
     return VEC * (threadIdx.x % P + P * j);
 }
 
-// row_fetch: the thread's part of a row (H); 0 beyond H and where the row does not exist.
-template <int P, int VEC> static __device__ inline Raw<VEC> row_fetch(const floatX *row, int exists,
-                                                                      int H)
+// row_fetch: the thread's part of a row (H); 0 beyond H.
+template <int P, int VEC> static __device__ inline Raw<VEC> row_fetch(const floatX *row, int H)
 {
     Raw<VEC> raw = {};
 #pragma unroll
     for (int j = 0; j < CH / VEC; j++)
-        if (exists && row_channel<P, VEC>(j) < H)
+        if (row_channel<P, VEC>(j) < H)
             raw.v[j] = *(const Pack<floatX, VEC> *)(row + row_channel<P, VEC>(j));
     return raw;
 }
@@ -1115,6 +1114,7 @@ template <int P, int VEC, int K>
 static __device__ inline void rows_normalize(float (&x)[K][CH], float (&rstd)[K],
                                              const float (&near)[K], int H, float *red)
 {
+    const float over_H = 1 / (float)H;
     float sum[K] = {}, squares[K] = {};
 #pragma unroll
     for (int i = 0; i < K * CH; i++)
@@ -1122,25 +1122,25 @@ static __device__ inline void rows_normalize(float (&x)[K][CH], float (&rstd)[K]
     row_reduce<P, 0>(sum, red);
 #pragma unroll
     for (int i = 0; i < K * CH; i++) {
-        float *v = &x[i / CH][i % CH], mean = near[i / CH] + sum[i / CH] / (float)H;
+        float *v = &x[i / CH][i % CH], mean = fmaf(sum[i / CH], over_H, near[i / CH]);
         *v = row_channel<P, VEC>(i % CH / VEC) < H ? *v - mean : 0;
         squares[i / CH] = fmaf(*v, *v, squares[i / CH]);
     }
     row_reduce<P, 0>(squares, red);
 #pragma unroll
     for (int k = 0; k < K; k++) {
-        rstd[k] = rsqrtf(squares[k] / (float)H + EPS);
+        rstd[k] = rsqrtf(fmaf(squares[k], over_H, EPS));
         for (int i = 0; i < CH; i++)
             x[k][i] *= rstd[k];
     }
 }
 
 // rows_open: x[0], x[1] = mu of the fetched rows of a and b over ln 2, mu = normalize if approx;
-// rstd: of both, or 1. a, b: the rows.
+// rstd: of both, or 1. first: the rows' first values.
 template <int P, int VEC>
 static __device__ inline void rows_open(float (&x)[2][CH], float (&rstd)[2], const Raw<VEC> &raw_a,
-                                        const Raw<VEC> &raw_b, const floatX *a, const floatX *b,
-                                        int H, int approx, float *red)
+                                        const Raw<VEC> &raw_b, const float (&first)[2], int H,
+                                        int approx, float *red)
 {
 #pragma unroll
     for (int i = 0; i < CH; i++) {
@@ -1149,7 +1149,7 @@ static __device__ inline void rows_open(float (&x)[2][CH], float (&rstd)[2], con
     }
     rstd[0] = rstd[1] = 1;
     if (approx)
-        rows_normalize<P, VEC, 2>(x, rstd, {(float)a[0], (float)b[0]}, H, red);
+        rows_normalize<P, VEC, 2>(x, rstd, first, H, red);
 #pragma unroll
     for (int i = 0; i < 2 * CH; i++)
         x[i / CH][i % CH] *= LOG2E;
@@ -1183,33 +1183,35 @@ static __device__ inline float row_sums(float (&x)[CH], const float (&y)[CH], in
 // 491. Without causal a first pass over b makes the sum that every position sees. Decoding
 // (saved.max not NULL): these are positions t .. t+T-1, and the sum before is in saved.max, sum, t
 // > 0.
-template <int P, int VEC, int LOG>
+template <int P, int VEC, int WIDTH>
 static __global__ void __launch_bounds__(LINEAR_THREADS, 3)
-linear_forward_kernel(floatX *o, Saved saved, const floatX *a, const floatX *b, int T, int t, int H,
-                      Mix mix)
+linear_forward_kernel(floatX *o, Saved saved, const floatX *a, const floatX *b, int T, int t,
+                      int size, Mix mix)
 {
-    enum { HIGH = LINEAR_THREADS / P, W = P * CH };
+    enum { HIGH = LINEAR_THREADS / P, W = P * CH, LOG = !WIDTH };
     extern __shared__ float shared[];
     float *ls = shared, *max = ls + HIGH * W, *sum = max + W, *red = sum + W;
-    const int g = threadIdx.x / P, approx = mix.prenorm == APPROX;
+    const int g = threadIdx.x / P, approx = mix.prenorm == APPROX, H = WIDTH ? WIDTH : size;
+    const int causal = WIDTH || mix.causal;
     const size_t row0 = blockIdx.x * (size_t)T;
     float *carry = saved.carry + blockIdx.x * (size_t)((T + HIGH - 1) / HIGH) * H;
     for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
         max[h] = t ? saved.max[blockIdx.x * H + h] : -INFINITY;
         sum[h] = t ? saved.sum[blockIdx.x * H + h] : 0;
     }
-    for (int pass = mix.causal; pass < 2; pass++) {
-        Raw<VEC> raw_a = row_fetch<P, VEC>(a + (row0 + g) * 2 * H, g < T, H);
-        Raw<VEC> raw_b = row_fetch<P, VEC>(b + (row0 + g) * 2 * H, g < T, H);
+    for (int pass = causal; pass < 2; pass++) {
+        size_t at = (row0 + min(g, T - 1)) * 2 * H; // rows from T on repeat the last
+        Raw<VEC> raw_a = row_fetch<P, VEC>(a + at, H), raw_b = row_fetch<P, VEC>(b + at, H);
+        float first[2] = {(float)a[at], (float)b[at]};
         for (int t0 = 0; t0 < T; t0 += HIGH) {
-            const size_t row = row0 + min(t0 + g, T - 1), next = row + HIGH;
-            const int exists = t0 + g < T, fetch = t0 + HIGH + g < T;
-            const int add = mix.causal || pass == 0;
+            const int exists = t0 + g < T, add = causal || pass == 0;
             float x[2][CH], y[CH], rstd[2];
-            rows_open<P, VEC>(x, rstd, raw_a, raw_b, a + row * 2 * H, b + row * 2 * H, H, approx,
-                              red);
-            raw_a = row_fetch<P, VEC>(a + next * 2 * H, fetch, H);
-            raw_b = row_fetch<P, VEC>(b + next * 2 * H, fetch, H);
+            rows_open<P, VEC>(x, rstd, raw_a, raw_b, first, H, approx, red);
+            at = (row0 + min(t0 + HIGH + g, T - 1)) * 2 * H; // the next tile is on its way
+            raw_a = row_fetch<P, VEC>(a + at, H);
+            raw_b = row_fetch<P, VEC>(b + at, H);
+            first[0] = (float)a[at];
+            first[1] = (float)b[at];
 #pragma unroll
             for (int i = 0; i < CH; i++)
                 y[i] = LOG ? exists ? x[1][i] : -INFINITY : exists ? exp2_fast(x[1][i]) : 0;
@@ -1219,7 +1221,7 @@ linear_forward_kernel(floatX *o, Saved saved, const floatX *a, const floatX *b, 
             for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
                 float m = max[h], s = sum[h];
                 if (saved.carry && pass == 1)
-                    carry[(mix.causal ? t0 / HIGH * H : 0) + h] = LOG ? m + __log2f(s) : s;
+                    carry[(causal ? t0 / HIGH * H : 0) + h] = LOG ? m + __log2f(s) : s;
 #pragma unroll
                 for (int i = 0; i < HIGH; i++) {
                     if (LOG && add)
@@ -1235,13 +1237,13 @@ linear_forward_kernel(floatX *o, Saved saved, const floatX *a, const floatX *b, 
             if (pass == 0)
                 continue;
             row_get<P, VEC>(y, ls + g * W);
-            const int n = mix.causal ? t + t0 + g + 1 : T;
+            const int n = causal ? t + t0 + g + 1 : T;
             const float top = row_sums<P, VEC, LOG>(x[0], y, n, H, mix.postnorm, red);
             if (mix.postnorm)
                 rows_normalize<P, VEC, 1>((float(&)[1][CH])x[0], (float(&)[1])rstd[0], {top}, H,
                                           red);
             if (exists)
-                row_store<P, VEC>(o + row * H, x[0], H);
+                row_store<P, VEC>(o + (row0 + t0 + g) * H, x[0], H);
         }
     }
     for (int h = threadIdx.x; h < H && saved.max; h += LINEAR_THREADS) {
@@ -1260,15 +1262,15 @@ static __device__ inline void row_ds(float (&g)[CH], float (&x)[1][CH], float to
     if (postnorm)
         rows_normalize<P, VEC, 1>(x, rstd, {top}, H, red);
 #pragma unroll
-    for (int i = 0; i < CH && postnorm; i++) {
-        sums[0] += g[i] / (float)H;
-        sums[1] = fmaf(g[i], x[0][i] / (float)H, sums[1]);
+    for (int i = 0; i < CH; i++) {
+        sums[0] += g[i];
+        sums[1] = fmaf(g[i], x[0][i], sums[1]);
     }
-    if (postnorm)
-        row_reduce<P, 0>(sums, red);
+    row_reduce<P, 0>(sums, red);
+    const float mean = postnorm ? sums[0] / (float)H : 0, dot = postnorm ? sums[1] / (float)H : 0;
 #pragma unroll
     for (int i = 0; i < CH; i++)
-        g[i] = rstd[0] * (g[i] - sums[0] - x[0][i] * sums[1]) * s[i];
+        g[i] = rstd[0] * (g[i] - mean - x[0][i] * dot) * s[i];
 }
 
 // rows_close: back through mu for both rows: d[k] = rstd[k] (d[k] - mean(d[k]) - y mean(d[k] y)), y
@@ -1277,6 +1279,7 @@ template <int P>
 static __device__ inline void rows_close(float (&d)[2][CH], const float (&x)[2][CH],
                                          const float (&rstd)[2], int H, float *red)
 {
+    const float over_H = 1 / (float)H;
     float sums[4] = {};
 #pragma unroll
     for (int i = 0; i < 2 * CH; i++) {
@@ -1286,8 +1289,8 @@ static __device__ inline void rows_close(float (&d)[2][CH], const float (&x)[2][
     row_reduce<P, 0>(sums, red);
 #pragma unroll
     for (int i = 0; i < 2 * CH; i++) {
-        const float mean = sums[i / CH] / (float)H;
-        const float dot = sums[2 + i / CH] / ((float)H * LOG2E * LOG2E);
+        const float mean = sums[i / CH] * over_H;
+        const float dot = sums[2 + i / CH] * (over_H / (LOG2E * LOG2E));
         float *v = &d[i / CH][i % CH];
         *v = rstd[i / CH] * (*v - mean - x[i / CH][i % CH] * dot);
     }
@@ -1298,16 +1301,16 @@ static __device__ inline void rows_close(float (&d)[2][CH], const float (&x)[2][
 //   LOG: R_t = ds_t s_t + exp(l_t - l_{t+1}) R_{t+1},  db_t = exp(b_t - l_t) R_t, 0 where b is -inf
 //   else R_t = ds_t s_t / s_t + R_{t+1},  db_t = exp(b_t) R_t, where ds_t s_t includes exp(a_t)
 // Without causal every position saw l_T; pass 0 sums R, the same for all, and pass 1 makes da, db.
-template <int P, int VEC, int LOG>
+template <int P, int VEC, int WIDTH>
 static __global__ void __launch_bounds__(LINEAR_THREADS, 3)
 linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *carry,
-                       const floatX *a, const floatX *b, int T, int H, Mix mix)
+                       const floatX *a, const floatX *b, int T, int size, Mix mix)
 {
-    enum { HIGH = LINEAR_THREADS / P, W = P * CH };
+    enum { HIGH = LINEAR_THREADS / P, W = P * CH, LOG = !WIDTH };
     extern __shared__ float shared[];
     float *ls = shared, *gs = ls + HIGH * W, *R = gs + HIGH * W, *later = R + W, *red = later + W;
-    const int g = threadIdx.x / P, approx = mix.prenorm == APPROX, causal = mix.causal;
-    const int tiles = (T + HIGH - 1) / HIGH;
+    const int g = threadIdx.x / P, approx = mix.prenorm == APPROX, H = WIDTH ? WIDTH : size;
+    const int causal = WIDTH || mix.causal, tiles = (T + HIGH - 1) / HIGH;
     const size_t row0 = blockIdx.x * (size_t)T;
     carry += blockIdx.x * (size_t)tiles * H;
     for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
@@ -1318,11 +1321,11 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
         for (int k = tiles - 1; k >= 0; k--) {
             const int t0 = k * HIGH, exists = t0 + g < T;
             const size_t row = row0 + min(t0 + g, T - 1), at = row * 2 * H;
-            const Raw<VEC> raw_b = row_fetch<P, VEC>(b + at, exists, H);
-            const Raw<VEC> raw_a = row_fetch<P, VEC>(a + at, exists, H);
-            const Raw<VEC> raw_g = row_fetch<P, VEC>(dout + row * H, exists, H);
+            const Raw<VEC> raw_a = row_fetch<P, VEC>(a + at, H);
+            const Raw<VEC> raw_b = row_fetch<P, VEC>(b + at, H);
+            const Raw<VEC> raw_g = row_fetch<P, VEC>(dout + row * H, H);
             float x[2][CH], d[2][CH], l[CH], z[1][CH], rstd[2];
-            rows_open<P, VEC>(x, rstd, raw_a, raw_b, a + at, b + at, H, approx, red);
+            rows_open<P, VEC>(x, rstd, raw_a, raw_b, {(float)a[at], (float)b[at]}, H, approx, red);
 #pragma unroll
             for (int i = 0; i < CH; i++)
                 l[i] = LOG ? exists ? x[1][i] : -INFINITY : exists ? exp2_fast(x[1][i]) : 0;
@@ -1343,7 +1346,7 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
             row_get<P, VEC>(l, ls + g * W);
 #pragma unroll
             for (int i = 0; i < CH; i++) {
-                d[0][i] = (float)raw_g.v[i / VEC].v[i % VEC];
+                d[0][i] = exists ? (float)raw_g.v[i / VEC].v[i % VEC] : 0;
                 z[0][i] = x[0][i];
             }
             const int n = causal ? t0 + g + 1 : T;
@@ -1384,15 +1387,16 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
         }
 }
 
-// WITH_ROWS: the statement with P, VEC and LOG as constants, for H channels.
-#define WITH_ROWS(H, approx, ...) \
+// WITH_ROWS: the statement with P, VEC and WIDTH as constants, for H channels; plain: approx and
+// causal.
+#define WITH_ROWS(H, plain, ...) \
     do { \
         const size_t p_ = linear_threads(H); \
-        if (p_ == 16 && (approx)) { enum { P = 16, VEC = 4, LOG = 0 }; __VA_ARGS__; } \
-        else if (p_ == 16) { enum { P = 16, VEC = 4, LOG = 1 }; __VA_ARGS__; } \
-        else if (p_ == 32) { enum { P = 32, VEC = 4, LOG = 1 }; __VA_ARGS__; } \
-        else if (H % 4 == 0) { enum { P = LINEAR_THREADS, VEC = 4, LOG = 1 }; __VA_ARGS__; } \
-        else { enum { P = LINEAR_THREADS, VEC = 1, LOG = 1 }; __VA_ARGS__; } \
+        if (H == 192 && (plain)) { enum { P = 16, VEC = 4, WIDTH = 192 }; __VA_ARGS__; } \
+        else if (p_ == 16) { enum { P = 16, VEC = 4, WIDTH = 0 }; __VA_ARGS__; } \
+        else if (p_ == 32) { enum { P = 32, VEC = 4, WIDTH = 0 }; __VA_ARGS__; } \
+        else if (H % 4 == 0) { enum { P = LINEAR_THREADS, VEC = 4, WIDTH = 0 }; __VA_ARGS__; } \
+        else { enum { P = LINEAR_THREADS, VEC = 1, WIDTH = 0 }; __VA_ARGS__; } \
     } while (0)
 
 // linear_forward: out (B,T,H) = the layer's output for a, b (B,T,H), rows of these 2H apart;
@@ -1400,8 +1404,8 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
 static void linear_forward(floatX *out, Saved saved, const floatX *a, const floatX *b, size_t B,
                            size_t T, size_t t, size_t H, Mix mix, cudaStream_t stream)
 {
-    WITH_ROWS(H, mix.prenorm == APPROX,
-              LAUNCH((linear_forward_kernel<P, VEC, LOG>), B, LINEAR_THREADS,
+    WITH_ROWS(H, mix.prenorm == APPROX && mix.causal,
+              LAUNCH((linear_forward_kernel<P, VEC, WIDTH>), B, LINEAR_THREADS,
                      4 * (LINEAR_THREADS * CH + 2 * P * CH + 32), stream, out, saved, a, b, (int)T,
                      (int)t, (int)H, mix));
 }
@@ -1412,8 +1416,8 @@ static void linear_backward(floatX *da, floatX *db, const floatX *dout, Saved sa
                             const floatX *a, const floatX *b, size_t B, size_t T, size_t H, Mix mix,
                             cudaStream_t stream)
 {
-    WITH_ROWS(H, mix.prenorm == APPROX,
-              LAUNCH((linear_backward_kernel<P, VEC, LOG>), B, LINEAR_THREADS,
+    WITH_ROWS(H, mix.prenorm == APPROX && mix.causal,
+              LAUNCH((linear_backward_kernel<P, VEC, WIDTH>), B, LINEAR_THREADS,
                      4 * (2 * LINEAR_THREADS * CH + 2 * P * CH + 32), stream, da, db, dout,
                      saved.carry, a, b, (int)T, (int)H, mix));
 }
@@ -1606,16 +1610,21 @@ template <int VEC>
 static __global__ void bias_slices_kernel(float *partial, size_t size, const floatX *x, size_t K,
                                           int OC, size_t pitch, int slices)
 {
+    enum { AT_ONCE = 16 };
     __shared__ float sums[ROW_WARPS][WARP * VEC];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slice = blockIdx.x % slices;
     const int o = (blockIdx.x / slices * WARP + lane) * VEC;
     float sum[VEC] = {};
     x += slice * K * pitch + (o < OC ? o : 0);
-#pragma unroll 16
-    for (size_t k = warp; k < K; k += ROW_WARPS) {
-        const auto v = *(const Pack<floatX, VEC> *)(x + k * pitch);
-        for (int i = 0; i < VEC; i++)
-            sum[i] += (float)v.v[i];
+    for (size_t k0 = warp; k0 < K; k0 += AT_ONCE * ROW_WARPS) {
+        Pack<floatX, VEC> v[AT_ONCE]; // all on their way before the first is needed
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            v[j] = *(const Pack<floatX, VEC> *)(x + min(k0 + j * ROW_WARPS, K - 1) * pitch);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            for (int i = 0; i < VEC; i++)
+                sum[i] += k0 + j * ROW_WARPS < K ? (float)v[j].v[i] : 0;
     }
     for (int i = 0; i < VEC; i++)
         sums[warp][lane * VEC + i] = sum[i];

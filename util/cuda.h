@@ -11,6 +11,9 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "built for a GPU older than compute capability 8.0: make cuda ARCH=80, or newer"
+#endif
 #define GIB (1024.0 * 1024.0 * 1024.0)
 #define CUDA_TEXT_OF(...) #__VA_ARGS__
 #define CUDA_TEXT(...) CUDA_TEXT_OF(__VA_ARGS__)
@@ -386,8 +389,7 @@ static inline uint32_t gemm_alignment(const void *p, size_t step)
 // and addresses alone choose the algorithm, and none may add atomically: same call, same bits.
 static inline void gemm(const Gemm *g, cudaStream_t stream)
 {
-    const cublasOperation_t op_x = g->x_t ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasOperation_t op_y = g->y_t ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const cublasOperation_t ops[] = {CUBLAS_OP_N, CUBLAS_OP_T};
     const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     const size_t size = gemm_size(g->type), workspace = GEMM_WORKSPACE;
     const float alpha = 1, beta = g->add ? 1 : 0;
@@ -402,8 +404,8 @@ static inline void gemm(const Gemm *g, cudaStream_t stream)
     cublasLtMatmulHeuristicResult_t found;
     int n = 0;
     CUBLAS_CHECK(cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    GEMM_SET(TRANSA, op_y);
-    GEMM_SET(TRANSB, op_x);
+    GEMM_SET(TRANSA, ops[g->y_t]);
+    GEMM_SET(TRANSB, ops[g->x_t]);
     if (g->bias) {
         GEMM_SET(EPILOGUE, epilogue);
         GEMM_SET(BIAS_DATA_TYPE, g->type);

@@ -263,7 +263,7 @@ done
 background trained
 for tool in memcheck racecheck initcheck synccheck; do
     background sanitize $tool
-    background sanitize $tool --model linear
+    background sanitize $tool --model linear --hidden 192
     background sanitize $tool --activation relu --prenorm approx --hidden 33
 done
 wait $others_pid

@@ -737,7 +737,7 @@ static double gradient_norm(const Arena *grads)
 // adamw: one update of every tensor; gradients are first multiplied by grad_scale (clipping):
 //   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  n = step + 1,
 //   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p)
-// Moments below 1e-30 become 0: they move nothing and denormals are slow.  [arXiv 1711.05101]
+// Moments below 1e-37, next to the denormals, which are slow, become 0.  [arXiv 1711.05101]
 static void adamw(Weights *w, const Training *t, double lr, double grad_scale, long step)
 {
     const float beta1 = t->beta1, beta2 = t->beta2, rest1 = 1 - t->beta1, rest2 = 1 - t->beta2;
@@ -1164,7 +1164,6 @@ static void config_check(Config *c)
 }
 
 static Config config;
-
 // preset_cost: the cost of the preset just applied to config, for --help.
 static void preset_cost(char *text, size_t size)
 {

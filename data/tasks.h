@@ -41,11 +41,16 @@ typedef struct {
 
 enum { COPY_BOS, COPY_SEP, COPY_EOS, COPY_LETTER, COPY_LETTERS = 26, COPY_VOCAB = 29 };
 
+#ifndef COPYING_CAUSAL // dev/test_cuda.sh makes it 0 to compare BiRN on CPU and GPU
+#define COPYING_CAUSAL 1
+#endif
+
 // copying_shape: T = 2 (S + 1), V = 29; the prompt is BOS, the string and SEP.
 static inline TaskShape copying_shape(const TaskOptions *options)
 {
     size_t S = (size_t)options->string_size;
-    TaskShape shape = {2 * (S + 1), COPY_VOCAB, S + 2, 1, "string_size", options->string_size};
+    TaskShape shape = {2 * (S + 1), COPY_VOCAB, S + 2, COPYING_CAUSAL, "string_size",
+                       options->string_size};
     return shape;
 }
 

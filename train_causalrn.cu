@@ -1,0 +1,2734 @@
+// train_causalrn.cu: CausalRN and BiRN on the GPU, the same sections as train_causalrn.c, which
+// says what is computed and is what this is held against (dev/test_cuda.sh, `make test-cuda`).
+//
+//   r   = normalize(x)                         (x - mean) / sqrt(var + 1e-8), nothing learned
+//   a_u = W_right r_u + bias                   the query side
+//   b_v = W_left r_v                           the memory side
+//   s_u = 1/(u+1) sum_{v<=u} psi(mu(a_u + b_v))                                       [eq. 4, 5]
+//   x  += W_out normalize(s) + bias            the whole block: no MLP, no attention beside it
+//
+// "An All-MLP Sequence Modeling Architecture That Excels at Copying" (ICML 2024 NGSM workshop). The
+// quadratic model (mu: every pair normalized) never stores (T,T,H): the variance of a pair comes
+// from one matrix product, var(a+b) = var a + var b + 2 (a.b)/H for centred a and b, and only
+// exponential and sums are left for every pair and channel. The linear model factors: s = exp(a)
+// cumsum exp(b).
+//
+// nvcc -DPRECISION_BF16 (train_causalrn_gpu): weights and activations in bf16, through the typedef
+// floatX; fp32: master weights, the residual stream, statistics, sums over positions, exponentials,
+// logits. The gradient of the residual stream is in bf16. Without it (train_causalrn_gpu_fp32) all
+// is fp32, no TF32. Of a layer is kept for the backward: r, o and their rstd; linear: a, b and the
+// sum before every tile; quadratic: centred a, b, their variances and (fast kernels) p. x is
+// updated in place: only --dump keeps it of every layer.
+//
+// A step is one CUDA graph without a host in it: the host makes the next batch meanwhile, and reads
+// loss, norm and predictions of the step before. No float is added atomically: same bits every
+// time.
+//
+// Sections: [cuda] types and reductions; [mix] the layer; [layers] matrix product, normalize,
+// embedding, cross-entropy; [optimizer] AdamW; [model]; [train]; [main].
+//
+// Figures of the paper, each run on one H200 (README.md has the measurements):
+//   ./train_causalrn_gpu --preset copy-s128                  Fig. 2, 3 and 4: quadratic, 2000 steps
+//   ./train_causalrn_gpu --preset copy-s128 --model linear   Fig. 4
+//   --prenorm exact|approx|none, --postnorm yes|no, --activation exp|relu|elu|gelu: Fig. 2
+// Differences from the paper: those of train_causalrn.c.
+
+#include "data/tasks.h"
+#include "util/cuda.h"
+#include "util/training.h" // and with it check, log, options, rng, safetensors, tensors, threads
+
+// ------------------------------------------------------------------------------------------------
+// [cuda] Number type, reductions, matrix products.
+
+#ifdef PRECISION_BF16
+typedef __nv_bfloat16 floatX;
+#define FLOATX_TYPE CUDA_R_16BF
+#define PRECISION_NAME "BF16"
+#else
+typedef float floatX;
+#define FLOATX_TYPE CUDA_R_32F
+#define PRECISION_NAME "FP32"
+#endif
+
+enum { WARP = 32, ROW_WARPS = 8 }; // kernels that give a row to a warp have blocks of ROW_WARPS
+
+// Pack: N consecutive elements, moved by one load or store.
+template <typename X, int N> struct alignas(sizeof(X) * N) Pack {
+    X v[N];
+};
+
+// warp_sum: sum of x over the 32 lanes, to all of them.
+static __device__ inline float warp_sum(float x)
+{
+    for (int i = WARP / 2; i > 0; i /= 2)
+        x += __shfl_xor_sync(~0u, x, i);
+    return x;
+}
+
+// warp_max: maximum of x over the 32 lanes, to all of them.
+static __device__ inline float warp_max(float x)
+{
+    for (int i = WARP / 2; i > 0; i /= 2)
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
+    return x;
+}
+
+// block_sum: sum of x over the block's threads (a multiple of 32), to all of them, in a fixed
+// order.
+static __device__ double block_sum(double x)
+{
+    __shared__ double part[WARP];
+    for (int i = WARP / 2; i > 0; i /= 2)
+        x += __shfl_xor_sync(~0u, x, i);
+    __syncthreads(); // part may still be read from the call before
+    if (threadIdx.x % WARP == 0)
+        part[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = 0;
+    for (int i = 0; i < (int)blockDim.x / WARP; i++)
+        x += part[i];
+    return x;
+}
+
+// exp2_fast: 2^x on the special-function unit: relative error 2^-22, below 2^-126 it is 0.
+static __device__ inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// row_of_warp: the number of this warp's row, for kernels that give a row to a warp.
+static __device__ inline size_t row_of_warp(void)
+{
+    return blockIdx.x * (size_t)ROW_WARPS + threadIdx.x / WARP;
+}
+
+// LAUNCH_ROWS: a kernel that gives each of `rows` rows of n elements to a warp. Where n is a common
+// number it is a constant there (else 0): the loops over the row unroll, and its loads fly
+// together.
+#define LAUNCH_ROWS(kernel, rows, n, stream, ...) \
+    do { \
+        const size_t grid_ = ((rows) + ROW_WARPS - 1) / ROW_WARPS; \
+        if ((n) == 192) \
+            LAUNCH(kernel<192>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
+        else if ((n) == 768) \
+            LAUNCH(kernel<768>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
+        else \
+            LAUNCH(kernel<0>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
+    } while (0)
+
+#define EPS 1e-8f
+#define LOG2E 1.4426950408889634f
+
+typedef struct {
+    float mean, rstd;
+} Moments;
+
+// row_moments: mean and 1/sqrt(biased variance + eps) of x (n), by a warp. The mean is taken about
+// x[0], so that a constant row has variance exactly 0. WIDTH: n where it is a constant, else 0.
+template <typename X, int WIDTH> static __device__ inline Moments row_moments(const X *x, int size)
+{
+    const int lane = threadIdx.x % WARP, n = WIDTH ? WIDTH : size;
+    float first = (float)x[0], sum = 0, squares = 0;
+#pragma unroll
+    for (int i = lane; i < n; i += WARP)
+        sum += (float)x[i] - first;
+    const float mean = first + warp_sum(sum) / (float)n;
+#pragma unroll
+    for (int i = lane; i < n; i += WARP)
+        squares += ((float)x[i] - mean) * ((float)x[i] - mean);
+    return {mean, rsqrtf(warp_sum(squares) / (float)n + EPS)};
+}
+
+// ------------------------------------------------------------------------------------------------
+// [mix] The layer: every position paired with every earlier one.
+
+#define ARCHITECTURE "causalrn"
+enum { QUADRATIC, LINEAR };
+enum { EXACT, APPROX, NONE, AUTO };
+enum { EXP, RELU, ELU, GELU };
+
+typedef struct {
+    int model, prenorm, activation; // of the enums above
+    int causal, postnorm;           // 0 or 1
+} Mix;
+
+// What the forward saves for the backward. Quadratic: ac, bc (B,T,H) what enters the pairs, va, vb
+// (B,T) (see prepare), scale (B,T), o_rstd (B,T) of the post norm, and for the fast kernels p
+// (B,T,H). Linear: carry (B,tiles,H), the log2 of the sum before each tile. While decoding the same
+// is what a layer remembers of B sequences: quadratic all b so far, linear max, sum (B,H) alone.
+typedef struct {
+    floatX *ac, *bc, *p;
+    float *va, *vb, *scale, *o_rstd, *carry, *max, *sum;
+} Saved;
+
+// psi: the activation; *slope = its derivative (0 at 0 for relu).
+template <int ACTIVATION> static __device__ inline float psi(float z, float *slope)
+{
+    float e;
+    switch (ACTIVATION) {
+    case EXP: return *slope = expf(z);
+    case RELU: *slope = z > 0 ? 1 : 0; return z < 0 ? 0 : z; // keeps NaN
+    case ELU:
+        e = expf(z);
+        *slope = z > 0 ? 1 : e;
+        return z > 0 ? z : e - 1;
+    default:
+        e = 0.5f * (1 + erff(z * 0.70710678118654752f));
+        *slope = e + z * 0.39894228040143268f * expf(-0.5f * z * z);
+        return z * e;
+    }
+}
+
+// WITH_ACTIVATION: the statement with ACT as a constant, for kernels that have it as a template.
+#define WITH_ACTIVATION(activation, ...) \
+    do { \
+        if ((activation) == EXP) { enum { ACT = EXP }; __VA_ARGS__; } \
+        else if ((activation) == RELU) { enum { ACT = RELU }; __VA_ARGS__; } \
+        else if ((activation) == ELU) { enum { ACT = ELU }; __VA_ARGS__; } \
+        else { enum { ACT = GELU }; __VA_ARGS__; } \
+    } while (0)
+
+// prepare_kernel: a warp a row: see prepare. Of row i of a, b the result is row i / count * T + t +
+// i % count.
+template <int WIDTH>
+static __global__ void prepare_kernel(floatX *ac, floatX *bc, float *va, float *vb, const floatX *a,
+                                      const floatX *b, size_t rows, int T, int t, int count, int H,
+                                      int prenorm)
+{
+    const size_t task = row_of_warp(), i = task % rows, row = i / count * T + t + i % count;
+    const int n = WIDTH ? WIDTH : H, lane = threadIdx.x % WARP, is_b = task >= rows;
+    if (task >= 2 * rows)
+        return;
+    const floatX *__restrict__ x = (is_b ? b : a) + i * 2 * n;
+    floatX *__restrict__ y = (is_b ? bc : ac) + row * n;
+    const Moments m = prenorm == NONE ? Moments{0, 1} : row_moments<floatX, WIDTH>(x, n);
+    const float factor = prenorm == APPROX ? m.rstd : 1;
+    float squares = 0;
+#pragma unroll
+    for (int h = lane; h < n; h += WARP) {
+        const floatX value = (floatX)(((float)x[h] - m.mean) * factor);
+        squares += (float)value * (float)value;
+        y[h] = value;
+    }
+    squares = warp_sum(squares) / (float)n;
+    if (lane == 0)
+        (is_b ? vb : va)[row] = prenorm == EXACT ? squares : factor;
+}
+
+// prepare: ac, bc (B,T,H) = what enters the pairs for positions t .. t+count-1, a, b (B,count,H),
+// rows of these 2H apart: exact: x minus its row mean, and va, vb (B,T) = the variances of what is
+// stored; approx: normalize(x), va, vb = 1 / deviation; none: x.
+static void prepare(Saved saved, const floatX *a, const floatX *b, size_t B, size_t T, size_t t,
+                    size_t count, size_t H, int prenorm, cudaStream_t stream)
+{
+    LAUNCH_ROWS(prepare_kernel, 2 * B * count, H, stream, saved.ac, saved.bc, saved.va, saved.vb, a,
+                b, B * count, (int)T, (int)t, (int)count, (int)H, prenorm);
+}
+
+// pair_rstd: 1 / deviation of a pair: var(a + b) = var a + var b + 2 (a . b)/H for centred a, b.
+// Rounding below 0 is clamped.
+static __device__ inline float pair_rstd(float va, float vb, float dot, int H)
+{
+    return rsqrtf(fmaxf(va + vb + 2 * dot / (float)H, 0) + EPS);
+}
+
+// row_scale: what a row's sums over n positions are multiplied by: with post norm 2^-k, k such that
+// the largest |s| comes into [1/2, 1), which the norm undoes exactly (up to eps), and no square
+// overflows; else 1/n.
+static __device__ inline float row_scale(float top, int n, int postnorm)
+{
+    const int k = (int)(__float_as_uint(top) >> 23) - 126;
+    if (!postnorm)
+        return 1 / (float)n;
+    return top > 0 && k < 126 && k > -126 ? exp2f((float)-k) : 1;
+}
+
+// pair_finish: by a warp: from a row's sums s (H) over n positions, scaled in place (row_scale):
+// out (H) = normalize(s) with post norm, else s; saved.scale and o_rstd of `row`. Returns the
+// scale.
+static __device__ inline float pair_finish(floatX *out, Saved saved, float *s, size_t row, int n,
+                                           int H, int postnorm)
+{
+    const int lane = threadIdx.x % WARP;
+    float top = 0;
+    for (int h = lane; h < H; h += WARP)
+        top = fmaxf(top, fabsf(s[h]));
+    const float scale = row_scale(warp_max(top), n, postnorm);
+    for (int h = lane; h < H; h += WARP)
+        s[h] *= scale;
+    __syncwarp();
+    const Moments m = postnorm ? row_moments<float, 0>(s, H) : Moments{0, 1};
+    for (int h = lane; h < H; h += WARP)
+        out[h] = (floatX)((s[h] - m.mean) * m.rstd);
+    if (lane == 0) {
+        saved.scale[row] = scale;
+        saved.o_rstd[row] = m.rstd;
+    }
+    return scale;
+}
+
+// ---- quadratic, any shape, activation and type: a warp owns a position, its row in shared memory
+
+// pair_warp_rstd: by a warp: r of own row x (H) and another position's y (H); 1 unless exact.
+static __device__ inline float pair_warp_rstd(const float *x, const floatX *y, float vx, float vy,
+                                              int H, int prenorm)
+{
+    float dot = 0;
+    if (prenorm != EXACT)
+        return 1;
+    for (int h = threadIdx.x % WARP; h < H; h += WARP)
+        dot += x[h] * (float)y[h];
+    return pair_rstd(vx, vy, warp_sum(dot), H);
+}
+
+// pair_sum_kernel: out (B,count,H) of positions t .. t+count-1 of T, and their saved.scale, o_rstd
+// (as out), from saved.ac, bc, va, vb. A warp has 2H floats of shared memory.
+template <int ACT>
+static __global__ void pair_sum_kernel(floatX *out, Saved saved, size_t rows, int T, int t,
+                                       int count, int H, Mix mix)
+{
+    extern __shared__ float shared[];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const size_t row = blockIdx.x * (size_t)(blockDim.x / WARP) + warp, row0 = row / count * T;
+    const int u = t + row % count, n = mix.causal ? u + 1 : T;
+    float *a = shared + warp * 2 * H, *s = a + H, slope;
+    if (row >= rows)
+        return;
+    for (int h = lane; h < H; h += WARP) {
+        a[h] = (float)saved.ac[(row0 + u) * H + h];
+        s[h] = 0;
+    }
+    for (size_t v = row0; v < row0 + n; v++) {
+        const floatX *b = saved.bc + v * H;
+        const float r = pair_warp_rstd(a, b, saved.va[row0 + u], saved.vb[v], H, mix.prenorm);
+        for (int h = lane; h < H; h += WARP)
+            s[h] += psi<ACT>(r * (a[h] + (float)b[h]), &slope);
+    }
+    pair_finish(out + row * H, saved, s, row, n, H, mix.postnorm);
+}
+
+// pair_grad_kernel: dx (B,T,H), rows 2H apart, = for own position u (SIDE 0) da_u = sum_v q, for v
+// (SIDE 1) db_v = sum_u q; q = r g e' + N + M (a + b), g = scale ds, e' = psi'(z), z = r (a + b),
+// and for exact N = -r (sum_h g e')/H, M = -r^2 (sum_h g e' z)/H. A warp has 2H floats of shared
+// memory.
+template <int ACT, int SIDE>
+static __global__ void pair_grad_kernel(floatX *dx, const floatX *ds, Saved saved, size_t rows,
+                                        int T, int H, Mix mix)
+{
+    extern __shared__ float shared[];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, exact = mix.prenorm == EXACT;
+    const size_t row = blockIdx.x * (size_t)(blockDim.x / WARP) + warp, row0 = row / T * T;
+    const floatX *own = SIDE ? saved.bc : saved.ac, *other = SIDE ? saved.ac : saved.bc;
+    const float *v_own = SIDE ? saved.vb : saved.va, *v_other = SIDE ? saved.va : saved.vb;
+    const size_t first = SIDE && mix.causal ? row : row0;
+    const size_t end = SIDE || !mix.causal ? row0 + T : row + 1;
+    float *x = shared + warp * 2 * H, *sum = x + H, slope;
+    if (row >= rows)
+        return;
+    for (int h = lane; h < H; h += WARP) {
+        x[h] = (float)own[row * H + h];
+        sum[h] = 0;
+    }
+    for (size_t k = first; k < end; k++) {
+        const floatX *y = other + k * H, *g = ds + (SIDE ? k : row) * H;
+        const float scale = saved.scale[SIDE ? k : row];
+        const float r = pair_warp_rstd(x, y, v_own[row], v_other[k], H, mix.prenorm);
+        float s1 = 0, s2 = 0;
+        for (int h = lane; h < H && exact; h += WARP) {
+            const float z = r * (x[h] + (float)y[h]);
+            psi<ACT>(z, &slope);
+            s1 += (float)g[h] * slope;
+            s2 += (float)g[h] * slope * z;
+        }
+        const float N = exact ? -r * scale * warp_sum(s1) / (float)H : 0;
+        const float M = exact ? -r * r * scale * warp_sum(s2) / (float)H : 0;
+        for (int h = lane; h < H; h += WARP) {
+            const float pair = x[h] + (float)y[h];
+            psi<ACT>(r * pair, &slope);
+            sum[h] += r * scale * (float)g[h] * slope + fmaf(M, pair, N);
+        }
+    }
+    for (int h = lane; h < H; h += WARP)
+        dx[row * 2 * H + h] = (floatX)sum[h];
+}
+
+// pair_warps: warps of a block of the two kernels above, by their shared memory.
+static size_t pair_warps(size_t H)
+{
+    return H <= 1024 ? 8 : H <= 4096 ? 2 : 1;
+}
+
+// pair_sum: see pair_sum_kernel.  [eq. 4 and 6]
+static void pair_sum(floatX *out, Saved saved, size_t B, size_t T, size_t t, size_t count, size_t H,
+                     Mix mix, cudaStream_t stream)
+{
+    const size_t W = pair_warps(H), rows = B * count, grid = (rows + W - 1) / W;
+    WITH_ACTIVATION(mix.activation, LAUNCH(pair_sum_kernel<ACT>, grid, W * WARP, W * 8 * H, stream,
+                                           out, saved, rows, (int)T, (int)t, (int)count, (int)H,
+                                           mix));
+}
+
+// pair_grad: da, db (B,T,H), rows 2H apart; see pair_grad_kernel.
+static void pair_grad(floatX *da, floatX *db, const floatX *ds, Saved saved, size_t B, size_t T,
+                      size_t H, Mix mix, cudaStream_t stream)
+{
+    const size_t W = pair_warps(H), rows = B * T, grid = (rows + W - 1) / W;
+    WITH_ACTIVATION(mix.activation, LAUNCH((pair_grad_kernel<ACT, 0>), grid, W * WARP, W * 8 * H,
+                                           stream, da, ds, saved, rows, (int)T, (int)H, mix));
+    WITH_ACTIVATION(mix.activation, LAUNCH((pair_grad_kernel<ACT, 1>), grid, W * WARP, W * 8 * H,
+                                           stream, db, ds, saved, rows, (int)T, (int)H, mix));
+}
+
+// pair_fast: whether the fast kernels take it: bf16, exact, exp, causal, H a multiple of 64 to 384.
+static int pair_fast(size_t H, Mix mix)
+{
+    return sizeof(floatX) == 2 && mix.model == QUADRATIC && mix.prenorm == EXACT &&
+           mix.activation == EXP && mix.causal && H % 64 == 0 && H <= 384;
+}
+
+#ifdef PRECISION_BF16
+// ---- quadratic, fast: all that is elementwise in pairs and channels is one add, one multiply, one
+// exponential and the sums; deviations, M and its products run on the tensor cores (mma: m16n8k16,
+// lane 4g + t). For a pair and channel with e = exp(z): s_u = sum_v e, p_u = sum_v r e; backward,
+// N summed over u (v) being the mean over channels of sum_u (sum_v) r g e,
+//   da_u = g p_u - mean - a_u sum_v M - (M b)_u
+//   db_v = sum_u r g e - mean - b_v sum_u M - (M^T a)_v
+// with M = r^2 (sum_h g e z)/H (T,T) kept in bf16: the only thing of that size.
+
+#define LN2 0.6931471805599453f
+enum { ROWS_U = 8, CHUNK_V = 96 };                              // forward
+enum { TILE_V = 32, CHUNK_U = 16, MT_STRIDE = CHUNK_U + 8, MS_STRIDE = TILE_V + 8 }; // backward
+
+// load2, store2: two neighbouring channels.
+static __device__ inline float2 load2(const floatX *p)
+{
+    return __bfloat1622float2(*(const __nv_bfloat162 *)p);
+}
+
+// store2: see load2.
+static __device__ inline void store2(floatX *p, float x, float y)
+{
+    *(__nv_bfloat162 *)p = __floats2bfloat162_rn(x, y);
+}
+
+// pack2: two floats as bf16 in one register, x in the low half.
+static __device__ inline uint32_t pack2(float x, float y)
+{
+    const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+    return *(const uint32_t *)&v;
+}
+
+// mul2: product of two packed pairs.
+static __device__ inline uint32_t mul2(uint32_t x, uint32_t y)
+{
+    const __nv_bfloat162 v = __hmul2(*(__nv_bfloat162 *)&x, *(__nv_bfloat162 *)&y);
+    return *(const uint32_t *)&v;
+}
+
+// mma: c (16x8) += a (16x16) b (16x8), bf16 in, fp32 out.
+static __device__ inline void mma(float c[4], uint4 a, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// mma_dots: c = products of rows x (c[0], c[1]) and y (c[2], c[3]) of one matrix with rows z of
+// another, H channels; each pointer is the lane's row plus 8t. A sum may run over channels in any
+// order, so both operands take them 16 bytes a lane.
+static __device__ inline void mma_dots(float c[4], const floatX *x, const floatX *y,
+                                       const floatX *z, int H)
+{
+    c[0] = c[1] = c[2] = c[3] = 0;
+#pragma unroll 1
+    for (int h = 0; h < H; h += 32) {
+        const uint4 p = *(const uint4 *)(x + h), q = *(const uint4 *)(y + h);
+        const uint4 s = *(const uint4 *)(z + h);
+        mma(c, {p.x, q.x, p.y, q.y}, s.x, s.y);
+        mma(c, {p.z, q.z, p.w, q.w}, s.z, s.w);
+    }
+}
+
+// pair_r_tile: by a warp: rs[i][j] = log2(e) r of the pair (u+j, v+i), 16 x 8; positions outside
+// 0..T-1 repeat the nearest.
+static __device__ inline void pair_r_tile(float (*rs)[ROWS_U], const floatX *ac, const floatX *bc,
+                                          const float *va, const float *vb, int u, int v, int T,
+                                          int H)
+{
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    float c[4];
+    mma_dots(c, bc + (size_t)min(v + g, T - 1) * H + 8 * t,
+             bc + (size_t)min(v + g + 8, T - 1) * H + 8 * t,
+             ac + (size_t)min(max(u + g, 0), T - 1) * H + 8 * t, H);
+    for (int i = 0; i < 4; i++)
+        rs[g + i / 2 * 8][2 * t + i % 2] =
+            LOG2E * pair_rstd(va[min(max(u + 2 * t + i % 2, 0), T - 1)],
+                              vb[min(v + g + i / 2 * 8, T - 1)], c[i], H);
+}
+
+// pair_forward_row: one v against rows FIRST .. of two channels of u; those below `mask` see it
+// not.
+template <int FIRST, int DIAGONAL>
+static __device__ __forceinline__ void pair_forward_row(float2 s[ROWS_U], float2 p[ROWS_U],
+                                                        const float2 a[ROWS_U], float2 b,
+                                                        const float *rs, int mask)
+{
+    const float4 r0 = *(const float4 *)rs, r1 = *(const float4 *)(rs + 4);
+    const float r[ROWS_U] = {r0.x, r0.y, r0.z, r0.w, r1.x, r1.y, r1.z, r1.w};
+#pragma unroll
+    for (int i = FIRST; i < ROWS_U; i++) {
+        const float x = exp2_fast(DIAGONAL && i < mask ? -INFINITY : (a[i].x + b.x) * r[i]);
+        const float y = exp2_fast(DIAGONAL && i < mask ? -INFINITY : (a[i].y + b.y) * r[i]);
+        s[i].x += x;
+        s[i].y += y;
+        p[i].x = fmaf(r[i], x, p[i].x);
+        p[i].y = fmaf(r[i], y, p[i].y);
+    }
+}
+
+// pair_forward_kernel: a block owns eight u of a sequence, a thread two of their channels; r of 96
+// v at a time comes from the tensor cores. Rows are cut from the end of the sequence: a ragged tile
+// is the one with the fewest v, and the longest go first. Then a warp finishes a row.
+static __global__ void __launch_bounds__(256, 3)
+pair_forward_kernel(floatX *out, Saved saved, int B, int T, int H, int postnorm)
+{
+    __shared__ __align__(16) float rs[CHUNK_V][ROWS_U];
+    extern __shared__ float kept[]; // [a, s, p][ROWS_U][H]: every thread's own channels
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, warps = blockDim.x / WARP;
+    const int u0 = T - ROWS_U * (int)(blockIdx.x / B + 1), h = 2 * threadIdx.x;
+    const size_t row0 = (size_t)(blockIdx.x % B) * T; // the sequence's first row
+    float2 *own = (float2 *)(kept + h);
+    const floatX *bc = saved.bc + row0 * H;
+    for (int i = 0; i < ROWS_U; i++) {
+        own[i * H / 2] = load2(saved.ac + (row0 + max(u0 + i, 0)) * H + h);
+        own[(ROWS_U + i) * H / 2] = own[(2 * ROWS_U + i) * H / 2] = {0, 0};
+    }
+    for (int v0 = 0; v0 < u0 + ROWS_U; v0 += CHUNK_V) {
+        const int end = min(v0 + CHUNK_V, u0 + ROWS_U);
+        __syncthreads();
+        for (int i = 16 * warp; i < end - v0; i += 16 * warps)
+            pair_r_tile(&rs[i], saved.ac + row0 * H, bc, saved.va + row0, saved.vb + row0, u0,
+                        v0 + i, T, H);
+        __syncthreads();
+        float2 a[ROWS_U], s[ROWS_U], p[ROWS_U]; // in registers for the pair loop alone: else the
+#pragma unroll                                  // compiler, short of them above, spills inside it
+        for (int i = 0; i < ROWS_U; i++) {
+            a[i] = own[i * H / 2];
+            s[i] = own[(ROWS_U + i) * H / 2];
+            p[i] = own[(2 * ROWS_U + i) * H / 2];
+        }
+        const floatX *b = bc + (size_t)v0 * H + h;
+        const float *r = rs[0];
+        int n = min(end, u0) - v0, v = v0 + max(n, 0);
+        if (n >= 4) { // two rows of b are on their way while two are in use
+            __nv_bfloat162 b0 = *(const __nv_bfloat162 *)b, b1 = *(const __nv_bfloat162 *)(b + H);
+#pragma unroll 1
+            for (; n >= 4; n -= 2, r += 2 * ROWS_U) {
+                b += 2 * H;
+                const __nv_bfloat162 b2 = *(const __nv_bfloat162 *)b;
+                const __nv_bfloat162 b3 = *(const __nv_bfloat162 *)(b + H);
+                pair_forward_row<0, 0>(s, p, a, __bfloat1622float2(b0), r, 0);
+                pair_forward_row<0, 0>(s, p, a, __bfloat1622float2(b1), r + ROWS_U, 0);
+                b0 = b2;
+                b1 = b3;
+            }
+        }
+#pragma unroll 1
+        for (; n > 0; n--, b += H, r += ROWS_U)
+            pair_forward_row<0, 0>(s, p, a, load2(b), r, 0);
+#pragma unroll 1
+        for (; v < min(end, u0 + ROWS_U / 2); v++, b += H, r += ROWS_U) // the triangle at the end
+            pair_forward_row<0, 1>(s, p, a, load2(b), r, v - u0);
+#pragma unroll 1
+        for (; v < end; v++, b += H, r += ROWS_U)
+            pair_forward_row<ROWS_U / 2, 1>(s, p, a, load2(b), r, v - u0);
+#pragma unroll
+        for (int i = 0; i < ROWS_U; i++) {
+            own[(ROWS_U + i) * H / 2] = s[i];
+            own[(2 * ROWS_U + i) * H / 2] = p[i];
+        }
+    }
+    __syncthreads();
+    for (int i = warp; i < ROWS_U; i += warps)
+        if (u0 + i >= 0) {
+            const size_t row = row0 + u0 + i;
+            const float *p = kept + (2 * ROWS_U + i) * H;
+            const float scale = pair_finish(out + row * H, saved, kept + (ROWS_U + i) * H, row,
+                                            u0 + i + 1, H, postnorm);
+            for (int k = lane; k < H; k += WARP)
+                saved.p[row * H + k] = (floatX)(p[k] * (scale * LN2)); // r had a factor log2(e)
+        }
+}
+
+// The backward block's shared memory. A tile's 32 v by 16 u: row v = 16m + 8 half + g of a u stands
+// at 16m + 2g + half, so that a lane's two rows are neighbours. Channels of ab and bb stand in the
+// order of pair_place.
+typedef struct {
+    float *ag;  // [CHUNK_U][H/4][a: 4, g: 4]
+    float *rl;  // [CHUNK_U][2][8][log2(e) r: 2, log2(r): 2]
+    float *s2;  // [H/32][CHUNK_U][TILE_V]: each slice's share of sum_h r g e (a + b)
+    floatX *g2; // [CHUNK_U][H/4][g a: 4, g: 4]: the mma's B operands of r e and r e b
+    floatX *ab; // [2][CHUNK_U][H+8]
+    floatX *bb; // [TILE_V][H+8]
+    floatX *mt; // [TILE_V][MT_STRIDE]: -M, transposed
+} PairShared;
+
+// pair_shared: cut the block's dynamic memory at base.
+static __host__ __device__ inline PairShared pair_shared(char *base, int H)
+{
+    PairShared x;
+    x.ag = (float *)base;
+    x.rl = x.ag + 2 * CHUNK_U * H;
+    x.s2 = x.rl + 2 * CHUNK_U * TILE_V;
+    x.g2 = (floatX *)(x.s2 + H / 32 * CHUNK_U * TILE_V);
+    x.ab = x.g2 + 2 * CHUNK_U * H;
+    x.bb = x.ab + 2 * CHUNK_U * (H + 8);
+    x.mt = x.bb + TILE_V * (H + 8);
+    return x;
+}
+
+// pair_place: where channels h, h+1 (h a multiple of 4; h+2, h+3: 8 further) of a row of ab or bb
+// stand: in each 16, column 8n + 2t + i is channel 4t + 2n + i, so that mma's operands and its
+// accumulators give a lane the same channels, 4t .. 4t+3.
+static __device__ inline int pair_place(int h)
+{
+    return h / 16 * 16 + h % 16 / 2;
+}
+
+// A lane's part of a warp's 16 rows v by 32 channels: rows g and g+8 (half), channels 16c + 4t + j.
+typedef struct {
+    float b[2][2][4];   // [c][half][j]
+    float acc[2][2][4]; // db
+    uint4 bb[2];        // b in bf16: an A operand
+} PairTile;
+
+// A thread's part of a chunk of 16 u on its way to shared memory: rows own_u, own_u + 8, four
+// channels from own_h.
+typedef struct {
+    uint2 a[2], ds[2];
+    float scale[2];
+} PairFetch;
+
+// pair_fetch: rows u0 .. u0+15 of a, ds and scale from global memory, 0 beyond T.
+static __device__ inline PairFetch pair_fetch(const floatX *ac, const floatX *ds,
+                                              const float *scale, int u0, int own_u, int own_h,
+                                              int T, int H)
+{
+    PairFetch f = {};
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const int u = u0 + own_u + 8 * k;
+        if (u < T) {
+            f.a[k] = *(const uint2 *)(ac + (size_t)u * H + own_h);
+            f.ds[k] = *(const uint2 *)(ds + (size_t)u * H + own_h);
+            f.scale[k] = scale[u];
+        }
+    }
+    return f;
+}
+
+// pair_store: what pair_fetch fetched, to x.ag, x.g2 and ab, with g = scale ds.
+static __device__ inline void pair_store(const PairShared &x, floatX *ab, const PairFetch &f,
+                                         int own_u, int h, int H)
+{
+#pragma unroll
+    for (int k = 0; k < 2; k++) {
+        const int u = own_u + 8 * k;
+        const float2 a0 = load2((const floatX *)&f.a[k].x), a1 = load2((const floatX *)&f.a[k].y);
+        float2 g0 = load2((const floatX *)&f.ds[k].x), g1 = load2((const floatX *)&f.ds[k].y);
+        g0 = {f.scale[k] * g0.x, f.scale[k] * g0.y};
+        g1 = {f.scale[k] * g1.x, f.scale[k] * g1.y};
+        float4 *ag = (float4 *)&x.ag[2 * (u * H + h)];
+        ag[0] = {a0.x, a0.y, a1.x, a1.y};
+        ag[1] = {g0.x, g0.y, g1.x, g1.y};
+        *(uint4 *)&x.g2[2 * (u * H + h)] = {pack2(g0.x * a0.x, g0.y * a0.y),
+                                            pack2(g1.x * a1.x, g1.y * a1.y), pack2(g0.x, g0.y),
+                                            pack2(g1.x, g1.y)};
+        uint32_t *place = (uint32_t *)&ab[u * (H + 8) + pair_place(h)];
+        place[0] = f.a[k].x;
+        place[4] = f.a[k].y;
+    }
+}
+
+// pair_backward_r: one warp of four (quarter): r and log2(r) of 16 v by 8 u of the chunk in ab;
+// pairs that do not exist get r = 0 and an exponent of -126.
+static __device__ inline void pair_backward_r(const PairShared &x, const floatX *ab,
+                                              const float *va, const float *vb, int v0, int u0,
+                                              int T, int H, int quarter)
+{
+    const int m = quarter % 2, n = quarter / 2, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    const floatX *b = x.bb + (16 * m + g) * (H + 8) + 8 * t;
+    float c[4];
+    mma_dots(c, b, b + 8 * (H + 8), ab + (8 * n + g) * (H + 8) + 8 * t, H);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int u = u0 + 8 * n + 2 * t + i % 2, v = v0 + 16 * m + g + i / 2 * 8;
+        const int pair = u < T && v <= u;
+        const float r = pair ? pair_rstd(va[u], vb[v], c[i], H) : 1;
+        float *rl = x.rl + 2 * (u - u0) * TILE_V + 32 * m + 4 * g + i / 2;
+        rl[0] = pair ? LOG2E * r : 0;
+        rl[2] = pair ? __log2f(r) : -126;
+    }
+}
+
+// pair_backward_rows: rows u .. end-1 of the chunk against the warp's first NH halves (of 8 rows
+// v): r e straight from the exponent, acc += r g e, and the slice's share of s2, the same in all
+// eight columns of an mma.
+template <int NH>
+static __device__ __forceinline__ void pair_backward_rows(PairTile &tile, const PairShared &x,
+                                                          int u, int end, int H)
+{
+    const int warp = threadIdx.x / WARP, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    const int m = warp % 2, slice = warp / 2;
+    const float *ag = x.ag + 2 * (u * H + 32 * slice + 4 * t);
+    const float *rl = x.rl + 2 * u * TILE_V + 32 * m + 4 * g;
+    const floatX *g2 = x.g2 + 2 * (u * H + 32 * slice + 4 * t);
+    float *s2 = x.s2 + (slice * CHUNK_U + u) * TILE_V + 16 * m + 2 * g;
+#pragma unroll 1
+    for (; u < end; u++, ag += 2 * H, g2 += 2 * H, rl += 2 * TILE_V, s2 += TILE_V) {
+        const float4 r4 = *(const float4 *)rl;
+        const float r[2] = {r4.x, r4.y}, log_r[2] = {r4.z, r4.w};
+        float sum[4] = {};
+#pragma unroll
+        for (int c = 0; c < 2; c++) {
+            const Pack<float, 4> a = *(const Pack<float, 4> *)(ag + 32 * c);
+            const Pack<float, 4> k = *(const Pack<float, 4> *)(ag + 32 * c + 4);
+            const uint4 b = tile.bb[c], gs = *(const uint4 *)(g2 + 32 * c);
+            uint32_t e[2][2] = {};
+#pragma unroll
+            for (int half = 0; half < NH; half++) {
+                float y[4];
+#pragma unroll
+                for (int j = 0; j < 4; j++) {
+                    y[j] = exp2_fast(fmaf(a.v[j] + tile.b[c][half][j], r[half], log_r[half]));
+                    tile.acc[c][half][j] = fmaf(k.v[j], y[j], tile.acc[c][half][j]);
+                }
+                e[0][half] = pack2(y[0], y[1]);
+                e[1][half] = pack2(y[2], y[3]);
+            }
+            mma(sum, {e[0][0], e[0][1], e[1][0], e[1][1]}, gs.x, gs.y);
+            mma(sum, {mul2(e[0][0], b.x), mul2(e[0][1], b.y), mul2(e[1][0], b.z),
+                      mul2(e[1][1], b.w)}, gs.z, gs.w);
+        }
+        if (t == 0)
+            *(float2 *)s2 = {sum[0], sum[2]};
+    }
+}
+
+// ldmatrix: four 8x8 matrices of bf16, rows at the lanes' addresses p: an A operand of mma or,
+// TRANS, two B operands.
+template <int TRANS> static __device__ inline uint4 ldmatrix(const floatX *p)
+{
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
+    uint4 f;
+    if (TRANS)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(f.x), "=r"(f.y), "=r"(f.z), "=r"(f.w) : "r"(at) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(f.x), "=r"(f.y), "=r"(f.z), "=r"(f.w) : "r"(at) : "memory");
+    return f;
+}
+
+// pair_m_product: acc -= M^T a over the chunk's 16 u, -M taken from x.mt and a from ab.
+static __device__ inline void pair_m_product(PairTile &tile, const PairShared &x, const floatX *ab,
+                                             int H)
+{
+    const int warp = threadIdx.x / WARP, row = threadIdx.x % 16;
+    const int column = threadIdx.x % WARP / 16 * 8;
+    const uint4 m = ldmatrix<0>(x.mt + (warp % 2 * 16 + row) * MT_STRIDE + column);
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        const uint4 b = ldmatrix<1>(ab + row * (H + 8) + warp / 2 * 32 + 16 * c + column);
+#pragma unroll
+        for (int n = 0; n < 2; n++) { // accumulator columns 2t, 2t+1 are channels 4t+2n, 4t+2n+1
+            float *lo = &tile.acc[c][0][2 * n], *hi = &tile.acc[c][1][2 * n];
+            float f[4] = {lo[0], lo[1], hi[0], hi[1]};
+            mma(f, m, n ? b.z : b.x, n ? b.w : b.y);
+            lo[0] = f[0], lo[1] = f[1], hi[0] = f[2], hi[1] = f[3];
+        }
+    }
+}
+
+// pair_store_db: db (T,H), rows 2H apart, = acc - its mean over channels - b sum_u M. (acc is
+// already short of M^T a, whose mean over channels is 0 as a's is.) sum_m: this thread's part of
+// its lane's row.
+static __device__ inline void pair_store_db(floatX *db, const PairTile &tile, const PairShared &x,
+                                            float sum_m, int v0, int T, int H)
+{
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int warps = H / 16, m = warp % 2, slice = warp / 2;
+    float *all_m = x.ag, *all_n = x.ag + warps * TILE_V; // [warp][TILE_V], [slice][TILE_V]
+    all_m[warp * TILE_V + lane] = sum_m;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        float sum = 0;
+        for (int i = 0; i < 8; i++)
+            sum += tile.acc[i / 4][half][i % 4];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (t == 0)
+            all_n[slice * TILE_V + 16 * m + 2 * g + half] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int at = 16 * m + 2 * g + half, v = v0 + 16 * m + 8 * half + g;
+        float sum = 0, mean = 0;
+#pragma unroll 1
+        for (int w = 0; w < warps; w++)
+            sum += all_m[w * TILE_V + at];
+#pragma unroll 1
+        for (int w = 0; w < H / 32; w++)
+            mean += all_n[w * TILE_V + at];
+        mean /= (float)H;
+#pragma unroll
+        for (int c = 0; c < 2 && v < T; c++) {
+            const float *f = tile.acc[c][half], *b = tile.b[c][half];
+            floatX *to = db + (size_t)v * 2 * H + 32 * slice + 16 * c + 4 * t;
+            store2(to, f[0] - mean - b[0] * sum, f[1] - mean - b[1] * sum);
+            store2(to + 2, f[2] - mean - b[2] * sum, f[3] - mean - b[3] * sum);
+        }
+    }
+}
+
+// pair_backward_kernel: a block owns 32 v of a sequence (db), a warp 16 of them by 32 channels, and
+// walks over u in chunks of 16. Also M (B,T,Tp) in bf16, Tp = T rounded up to 32, 0 where there is
+// no pair.
+static __global__ void __launch_bounds__(768, 1)
+pair_backward_kernel(floatX *db, floatX *M, const floatX *ds, Saved saved, int B, int T, int H)
+{
+    extern __shared__ __align__(16) char block_memory[];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int v0 = (int)(blockIdx.x / B) * TILE_V, Tp = (T + TILE_V - 1) / TILE_V * TILE_V;
+    const int lane_v = v0 + lane / 16 * 16 + lane % 2 * 8 + lane / 2 % 8; // the pair kept at `lane`
+    const int quarter = warp - ((int)blockDim.x / WARP - 4); // r is made by the last four warps
+    const int own_u = threadIdx.x / (H / 4), own_h = threadIdx.x % (H / 4) * 4;
+    const size_t row0 = (size_t)(blockIdx.x % B) * T;
+    const PairShared x = pair_shared(block_memory, H);
+    const floatX *ac = saved.ac + row0 * H;
+    const float *va = saved.va + row0, *vb = saved.vb + row0, *scale = saved.scale + row0;
+    float sum_m = 0;
+    PairTile tile;
+    ds += row0 * H;
+    for (int v = own_u; v < TILE_V; v += 8) {
+        uint2 raw = {0, 0};
+        if (v0 + v < T)
+            raw = *(const uint2 *)(saved.bc + (row0 + v0 + v) * H + own_h);
+        uint32_t *place = (uint32_t *)&x.bb[v * (H + 8) + pair_place(own_h)];
+        place[0] = raw.x;
+        place[4] = raw.y;
+    }
+    pair_store(x, x.ab, pair_fetch(ac, ds, scale, v0, own_u, own_h, T, H), own_u, own_h, H);
+    __syncthreads();
+#pragma unroll
+    for (int c = 0; c < 2; c++) {
+        const floatX *b = x.bb + (warp % 2 * 16 + g) * (H + 8) + warp / 2 * 32 + 16 * c + 2 * t;
+        for (int half = 0; half < 2; half++, b += 8 * (H + 8)) {
+            const float2 lo = load2(b), hi = load2(b + 8);
+            const float values[] = {lo.x, lo.y, hi.x, hi.y};
+            (half ? tile.bb[c].y : tile.bb[c].x) = *(const uint32_t *)b;
+            (half ? tile.bb[c].w : tile.bb[c].z) = *(const uint32_t *)(b + 8);
+            for (int j = 0; j < 4; j++) {
+                tile.b[c][half][j] = values[j];
+                tile.acc[c][half][j] = 0;
+            }
+        }
+    }
+    if (quarter >= 0)
+        pair_backward_r(x, x.ab, va, vb, v0, v0, T, H, quarter);
+    __syncthreads();
+    for (int u0 = v0, k = 0; u0 < T; u0 += CHUNK_U, k ^= 1) { // chunk u0's a is in ab[k]
+        floatX *ab = x.ab + k * CHUNK_U * (H + 8), *ab_next = x.ab + (1 - k) * CHUNK_U * (H + 8);
+        for (int i = 0; i < CHUNK_U; i += 8) {
+            const int end = min(i + 8, T - u0), halves = (u0 + i - v0) / 8 + 1 - warp % 2 * 2;
+            if (halves >= 2)
+                pair_backward_rows<2>(tile, x, i, end, H);
+            else if (halves == 1)
+                pair_backward_rows<1>(tile, x, i, end, H);
+        }
+        __syncthreads();
+        const PairFetch next = pair_fetch(ac, ds, scale, u0 + CHUNK_U, own_u, own_h, T, H);
+        for (int i = warp; i < CHUNK_U; i += blockDim.x / WARP) {
+            const int u = u0 + i, pair = u < T && lane_v <= u;
+            const float r = LN2 * x.rl[2 * i * TILE_V + lane / 2 * 4 + lane % 2];
+            float s2 = 0;
+#pragma unroll 2
+            for (int w = 0; w < H / 32; w++)
+                s2 += x.s2[(w * CHUNK_U + i) * TILE_V + lane];
+            const floatX m = (floatX)(pair ? r * r / (float)H * s2 : 0);
+            x.mt[(lane_v - v0) * MT_STRIDE + i] = __hneg(m);
+            sum_m += (float)m;
+            if (u < T)
+                M[(row0 + u) * Tp + lane_v] = m;
+        }
+        pair_store(x, ab_next, next, own_u, own_h, H);
+        __syncthreads();
+        pair_m_product(tile, x, ab, H);
+        if (quarter >= 0)
+            pair_backward_r(x, ab_next, va, vb, v0, u0 + CHUNK_U, T, H, quarter);
+        __syncthreads();
+    }
+    pair_store_db(db + row0 * 2 * H, tile, x, sum_m, v0, T, H);
+}
+
+// copy_async: start copying 16 bytes from global to shared memory.
+static __device__ inline void copy_async(floatX *to, const floatX *from)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                 : : "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from) : "memory");
+}
+
+// pair_fetch_da: start copying rows v .. v+31 of b to bs [TILE_V][H+8] and M's tile of rows u ..
+// u+31 behind it [TILE_V][MS_STRIDE]; rows from T on repeat the last: M is 0 for such v, such u are
+// not stored.
+static __device__ inline void pair_fetch_da(floatX *bs, const floatX *bc, const floatX *M, int u,
+                                            int v, int T, int Tp, int H)
+{
+    floatX *ms = bs + TILE_V * (H + 8);
+    for (int i = threadIdx.x / (H / 8); i < TILE_V; i += 8) {
+        const int h = threadIdx.x % (H / 8) * 8;
+        copy_async(&bs[i * (H + 8) + h], bc + (size_t)min(v + i, T - 1) * H + h);
+    }
+    for (int k = threadIdx.x; k < TILE_V * 4; k += blockDim.x)
+        copy_async(&ms[k / 4 * MS_STRIDE + k % 4 * 8],
+                   M + (size_t)min(u + k / 4, T - 1) * Tp + v + k % 4 * 8);
+    asm volatile("cp.async.commit_group;" : : : "memory");
+}
+
+// pair_da_kernel: da, rows 2H apart, = g p - mean - a sum_v M - M b for 32 u of a sequence, a warp
+// 32 channels; sum_v M is M times a column of ones.
+static __global__ void __launch_bounds__(384, 2)
+pair_da_kernel(floatX *da, const floatX *__restrict__ ds, Saved saved, const floatX *M, int B,
+               int T, int H)
+{
+    extern __shared__ __align__(16) char block_memory[]; // two stages of pair_fetch_da
+    __shared__ float means[12][TILE_V];
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
+    const int tiles = (T + TILE_V - 1) / TILE_V, Tp = tiles * TILE_V;
+    const int last = tiles - 1 - (int)(blockIdx.x / B), u0 = last * TILE_V;
+    const size_t row0 = (size_t)(blockIdx.x % B) * T;
+    const uint32_t ones = 0x3f803f80;
+    const floatX *bc = saved.bc + row0 * H;
+    floatX *memory = (floatX *)block_memory;
+    float acc[2][4][4] = {}, sum_m[2][4] = {}; // [m][n] over rows 16m, channels 8n
+    M += row0 * Tp;
+    pair_fetch_da(memory, bc, M, u0, 0, T, Tp, H);
+    for (int i = 0; i <= last; i++) {
+        const int stage = TILE_V * (H + 8 + MS_STRIDE);
+        const floatX *bs = memory + i % 2 * stage, *ms = bs + TILE_V * (H + 8);
+        if (i < last) {
+            pair_fetch_da(memory + (i + 1) % 2 * stage, bc, M, u0, (i + 1) * TILE_V, T, Tp, H);
+            asm volatile("cp.async.wait_group 1;" : : : "memory");
+        } else
+            asm volatile("cp.async.wait_group 0;" : : : "memory");
+        __syncthreads();
+        uint4 m[2][2]; // [m][k]
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            m[j / 2][j % 2] = ldmatrix<0>(ms + (j / 2 * 16 + lane % 16) * MS_STRIDE + j % 2 * 16 +
+                                          lane / 16 * 8);
+#pragma unroll
+        for (int n = 0; n < 5; n++) {
+            uint4 f = {ones, ones, ones, ones};
+            if (n < 4)
+                f = ldmatrix<1>(&bs[lane * (H + 8) + 32 * warp + 8 * n]);
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                float *c = n < 4 ? acc[j][n] : sum_m[j];
+                mma(c, m[j][0], f.x, f.y);
+                mma(c, m[j][1], f.z, f.w);
+            }
+        }
+        __syncthreads();
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) { // rows 8i + g: acc = g p - M b, and the sum of g p over channels
+        const size_t at = (row0 + min(u0 + 8 * i + g, T - 1)) * H + 32 * warp + 2 * t;
+        float sum = 0;
+#pragma unroll
+        for (int n = 0; n < 4; n++) {
+            const float2 x = load2(ds + at + 8 * n), y = load2(saved.p + at + 8 * n);
+            float *f = &acc[i / 2][n][i % 2 * 2];
+            sum += x.x * y.x + x.y * y.y;
+            f[0] = x.x * y.x - f[0];
+            f[1] = x.y * y.y - f[1];
+        }
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (t == 0)
+            means[warp][8 * i + g] = sum;
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int u = u0 + 8 * i + g, h = 32 * warp + 2 * t;
+        float mean = 0;
+        for (int w = 0; w < H / 32; w++)
+            mean += means[w][8 * i + g] / (float)H;
+#pragma unroll
+        for (int n = 0; n < 4 && u < T; n++) {
+            const float2 a = load2(saved.ac + (row0 + u) * H + h + 8 * n);
+            const float *f = &acc[i / 2][n][i % 2 * 2], m = sum_m[i / 2][i % 2 * 2];
+            store2(da + (row0 + u) * 2 * H + h + 8 * n, f[0] - mean - a.x * m,
+                   f[1] - mean - a.y * m);
+        }
+    }
+}
+
+// pair_forward: out (B,T,H), saved.scale, o_rstd, p = from saved.ac, bc, va, vb.  [eq. 4]
+static void pair_forward(floatX *out, Saved saved, size_t B, size_t T, size_t H, Mix mix,
+                         cudaStream_t stream)
+{
+    LAUNCH(pair_forward_kernel, B * ((T + ROWS_U - 1) / ROWS_U), H / 2, 3 * ROWS_U * H * 4, stream,
+           out, saved, (int)B, (int)T, (int)H, mix.postnorm);
+}
+
+// pair_backward: da, db (B,T,H), rows 2H apart, = from ds (B,T,H) and what the forward saved; M
+// (B,T,Tp): scratch.
+static void pair_backward(floatX *da, floatX *db, const floatX *ds, Saved saved, floatX *M,
+                          size_t B, size_t T, size_t H, cudaStream_t stream)
+{
+    const size_t tiles = (T + TILE_V - 1) / TILE_V;
+    const size_t shared = (size_t)(pair_shared(NULL, (int)H).mt + TILE_V * MT_STRIDE);
+    LAUNCH(pair_backward_kernel, B * tiles, 2 * H, shared, stream, db, M, ds, saved, (int)B, (int)T,
+           (int)H);
+    LAUNCH(pair_da_kernel, B * tiles, H, 4 * TILE_V * (H + 8 + MS_STRIDE), stream, da, ds, saved, M,
+           (int)B, (int)T, (int)H);
+}
+#endif
+
+// ---- linear: a block a sequence, P threads side by side on a position, 12 channels each in
+// registers
+
+enum { LINEAR_THREADS = 256, CH = 12 };
+
+// linear_threads: P for H channels, VEC of which are neighbours in a thread (linear_vec).
+static size_t linear_threads(size_t H)
+{
+    return H % 4 == 0 && H <= 16 * CH ? 16 : H % 4 == 0 && H <= 32 * CH ? 32 : LINEAR_THREADS;
+}
+
+// linear_tile: positions of a tile, which the block takes at a time.
+static size_t linear_tile(size_t H)
+{
+    return LINEAR_THREADS / linear_threads(H);
+}
+
+// logsumexp_step: add 2^x to 2^*max * *sum. Equal values are not subtracted: inf - inf is NaN.
+static __device__ inline void logsumexp_step(float *max, float *sum, float x)
+{
+    const float above = x == *max ? 0 : x - *max, e = exp2_fast(-fabsf(above));
+    *sum = above > 0 ? *sum * e + 1 : *sum + e;
+    *max = fmaxf(*max, x);
+}
+
+// A thread's channels of a row as they lie in memory: groups of VEC, P groups apart.
+template <int VEC> struct Raw {
+    Pack<floatX, VEC> v[CH / VEC];
+};
+
+// row_channel: the first channel of the thread's group j.
+template <int P, int VEC> static __device__ inline int row_channel(int j)
+{
+    return VEC * (threadIdx.x % P + P * j);
+}
+
+// row_fetch: the thread's part of a row (H); 0 beyond H.
+template <int P, int VEC> static __device__ inline Raw<VEC> row_fetch(const floatX *row, int H)
+{
+    Raw<VEC> raw = {};
+#pragma unroll
+    for (int j = 0; j < CH / VEC; j++)
+        if (row_channel<P, VEC>(j) < H)
+            raw.v[j] = *(const Pack<floatX, VEC> *)(row + row_channel<P, VEC>(j));
+    return raw;
+}
+
+// row_store: row (H) = the thread's part x.
+template <int P, int VEC> static __device__ inline void row_store(floatX *row, const float (&x)[CH],
+                                                                  int H)
+{
+#pragma unroll
+    for (int j = 0; j < CH / VEC; j++) {
+        Pack<floatX, VEC> raw;
+        for (int i = 0; i < VEC; i++)
+            raw.v[i] = (floatX)x[j * VEC + i];
+        if (row_channel<P, VEC>(j) < H)
+            *(Pack<floatX, VEC> *)(row + row_channel<P, VEC>(j)) = raw;
+    }
+}
+
+// row_put, row_get: the same with a row of shared memory (P * 12 floats, in the order of channels).
+template <int P, int VEC> static __device__ inline void row_put(float *row, const float (&x)[CH])
+{
+#pragma unroll
+    for (int j = 0; j < CH / VEC; j++) {
+        Pack<float, VEC> part;
+        for (int i = 0; i < VEC; i++)
+            part.v[i] = x[j * VEC + i];
+        *(Pack<float, VEC> *)(row + row_channel<P, VEC>(j)) = part;
+    }
+}
+
+// row_get: see row_put.
+template <int P, int VEC> static __device__ inline void row_get(float (&x)[CH], const float *row)
+{
+#pragma unroll
+    for (int j = 0; j < CH / VEC; j++) {
+        const auto part = *(const Pack<float, VEC> *)(row + row_channel<P, VEC>(j));
+        for (int i = 0; i < VEC; i++)
+            x[j * VEC + i] = part.v[i];
+    }
+}
+
+// row_reduce: v[k] = sum (MAX: maximum) of v[k] over the row's P threads, K values at once, in a
+// fixed order. red: 8 K floats of shared memory. For P > 32 the whole block must call it.
+template <int P, int MAX, int K> static __device__ inline void row_reduce(float (&v)[K], float *red)
+{
+#pragma unroll
+    for (int lanes = (P < WARP ? P : WARP) / 2; lanes > 0; lanes /= 2)
+        for (int k = 0; k < K; k++) {
+            const float other = __shfl_xor_sync(~0u, v[k], lanes);
+            v[k] = MAX ? fmaxf(v[k], other) : v[k] + other;
+        }
+    if (P <= WARP)
+        return;
+    __syncthreads();
+    for (int k = 0; k < K && threadIdx.x % WARP == 0; k++)
+        red[8 * k + threadIdx.x / WARP] = v[k];
+    __syncthreads();
+    for (int k = 0; k < K; k++) {
+        v[k] = red[8 * k];
+        for (int i = 1; i < P / WARP; i++)
+            v[k] = MAX ? fmaxf(v[k], red[8 * k + i]) : v[k] + red[8 * k + i];
+    }
+}
+
+// rows_normalize: x[k] = (x[k] - mean) rstd[k] over the H channels of K rows, 0 beyond. near[k]: a
+// value of about the row's size, the same in all its threads: an equal row gives exactly 0.
+template <int P, int VEC, int K>
+static __device__ inline void rows_normalize(float (&x)[K][CH], float (&rstd)[K],
+                                             const float (&near)[K], int H, float *red)
+{
+    const float over_H = 1 / (float)H;
+    float sum[K] = {}, squares[K] = {};
+#pragma unroll
+    for (int i = 0; i < K * CH; i++)
+        sum[i / CH] += row_channel<P, VEC>(i % CH / VEC) < H ? x[i / CH][i % CH] - near[i / CH] : 0;
+    row_reduce<P, 0>(sum, red);
+#pragma unroll
+    for (int i = 0; i < K * CH; i++) {
+        float *v = &x[i / CH][i % CH], mean = fmaf(sum[i / CH], over_H, near[i / CH]);
+        *v = row_channel<P, VEC>(i % CH / VEC) < H ? *v - mean : 0;
+        squares[i / CH] = fmaf(*v, *v, squares[i / CH]);
+    }
+    row_reduce<P, 0>(squares, red);
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        rstd[k] = rsqrtf(fmaf(squares[k], over_H, EPS));
+        for (int i = 0; i < CH; i++)
+            x[k][i] *= rstd[k];
+    }
+}
+
+// rows_open: x[0], x[1] = mu of the fetched rows of a and b over ln 2, mu = normalize if approx;
+// rstd: of both, or 1. first: the rows' first values.
+template <int P, int VEC>
+static __device__ inline void rows_open(float (&x)[2][CH], float (&rstd)[2], const Raw<VEC> &raw_a,
+                                        const Raw<VEC> &raw_b, const float (&first)[2], int H,
+                                        int approx, float *red)
+{
+#pragma unroll
+    for (int i = 0; i < CH; i++) {
+        x[0][i] = (float)raw_a.v[i / VEC].v[i % VEC];
+        x[1][i] = (float)raw_b.v[i / VEC].v[i % VEC];
+    }
+    rstd[0] = rstd[1] = 1;
+    if (approx)
+        rows_normalize<P, VEC, 2>(x, rstd, first, H, red);
+#pragma unroll
+    for (int i = 0; i < 2 * CH; i++)
+        x[i / CH][i % CH] *= LOG2E;
+}
+
+// row_sums: x = 2^x times the sums in y (LOG: whose log2 is y) of a row that sees n positions, 0
+// beyond H; scaled by a power of two with post norm (see row_scale), else by 1/n. Returns the
+// largest.
+template <int P, int VEC, int LOG>
+static __device__ inline float row_sums(float (&x)[CH], const float (&y)[CH], int n, int H,
+                                        int postnorm, float *red)
+{
+    float top[1] = {-INFINITY};
+#pragma unroll
+    for (int i = 0; i < CH; i++) {
+        x[i] = LOG ? x[i] + y[i] : exp2_fast(x[i]) * y[i];
+        top[0] = fmaxf(top[0], row_channel<P, VEC>(i / VEC) < H ? x[i] : -INFINITY);
+    }
+    if (LOG || postnorm)
+        row_reduce<P, 1>(top, red);
+    const float shift = !postnorm ? log2f((float)n) : isfinite(top[0]) ? floorf(top[0]) + 1 : 0;
+    const float scale = LOG ? 1 : row_scale(top[0], n, postnorm);
+#pragma unroll
+    for (int i = 0; i < CH; i++)
+        x[i] = row_channel<P, VEC>(i / VEC) >= H ? 0 : LOG ? exp2_fast(x[i] - shift) : x[i] * scale;
+    return LOG ? exp2_fast(top[0] - shift) : top[0] * scale;
+}
+
+// linear_forward_kernel: o (B,T,H), saved.carry (B,tiles,H) = from a, b (B,T,H), rows of these 2H
+// apart. LOG: sums are kept as their logs and never overflow; without it only for approx and H <=
+// 491. Without causal a first pass over b makes the sum that every position sees. Decoding
+// (saved.max not NULL): these are positions t .. t+T-1, and the sum before is in saved.max, sum, t
+// > 0.
+template <int P, int VEC, int WIDTH>
+static __global__ void __launch_bounds__(LINEAR_THREADS, 3)
+linear_forward_kernel(floatX *o, Saved saved, const floatX *a, const floatX *b, int T, int t,
+                      int size, Mix mix)
+{
+    enum { HIGH = LINEAR_THREADS / P, W = P * CH, LOG = !WIDTH };
+    extern __shared__ float shared[];
+    float *ls = shared, *max = ls + HIGH * W, *sum = max + W, *red = sum + W;
+    const int g = threadIdx.x / P, approx = mix.prenorm == APPROX, H = WIDTH ? WIDTH : size;
+    const int causal = WIDTH || mix.causal;
+    const size_t row0 = blockIdx.x * (size_t)T;
+    float *carry = saved.carry + blockIdx.x * (size_t)((T + HIGH - 1) / HIGH) * H;
+    for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
+        max[h] = t ? saved.max[blockIdx.x * H + h] : -INFINITY;
+        sum[h] = t ? saved.sum[blockIdx.x * H + h] : 0;
+    }
+    for (int pass = causal; pass < 2; pass++) {
+        size_t at = (row0 + min(g, T - 1)) * 2 * H; // rows from T on repeat the last
+        Raw<VEC> raw_a = row_fetch<P, VEC>(a + at, H), raw_b = row_fetch<P, VEC>(b + at, H);
+        float first[2] = {(float)a[at], (float)b[at]};
+        for (int t0 = 0; t0 < T; t0 += HIGH) {
+            const int exists = t0 + g < T, add = causal || pass == 0;
+            float x[2][CH], y[CH], rstd[2];
+            rows_open<P, VEC>(x, rstd, raw_a, raw_b, first, H, approx, red);
+            at = (row0 + min(t0 + HIGH + g, T - 1)) * 2 * H; // the next tile is on its way
+            raw_a = row_fetch<P, VEC>(a + at, H);
+            raw_b = row_fetch<P, VEC>(b + at, H);
+            first[0] = (float)a[at];
+            first[1] = (float)b[at];
+#pragma unroll
+            for (int i = 0; i < CH; i++)
+                y[i] = LOG ? exists ? x[1][i] : -INFINITY : exists ? exp2_fast(x[1][i]) : 0;
+            __syncthreads();
+            row_put<P, VEC>(ls + g * W, y);
+            __syncthreads();
+            for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
+                float m = max[h], s = sum[h];
+                if (saved.carry && pass == 1)
+                    carry[(causal ? t0 / HIGH * H : 0) + h] = LOG ? m + __log2f(s) : s;
+#pragma unroll
+                for (int i = 0; i < HIGH; i++) {
+                    if (LOG && add)
+                        logsumexp_step(&m, &s, ls[i * W + h]);
+                    else if (add)
+                        s += ls[i * W + h];
+                    ls[i * W + h] = LOG ? m + __log2f(s) : s;
+                }
+                max[h] = m;
+                sum[h] = s;
+            }
+            __syncthreads();
+            if (pass == 0)
+                continue;
+            row_get<P, VEC>(y, ls + g * W);
+            const int n = causal ? t + t0 + g + 1 : T;
+            const float top = row_sums<P, VEC, LOG>(x[0], y, n, H, mix.postnorm, red);
+            if (mix.postnorm)
+                rows_normalize<P, VEC, 1>((float(&)[1][CH])x[0], (float(&)[1])rstd[0], {top}, H,
+                                          red);
+            if (exists)
+                row_store<P, VEC>(o + (row0 + t0 + g) * H, x[0], H);
+        }
+    }
+    for (int h = threadIdx.x; h < H && saved.max; h += LINEAR_THREADS) {
+        saved.max[blockIdx.x * H + h] = max[h];
+        saved.sum[blockIdx.x * H + h] = sum[h];
+    }
+}
+
+// row_ds: g = ds s from g = dout; the row's sums are x, the largest of them top. x is used up.
+template <int P, int VEC>
+static __device__ inline void row_ds(float (&g)[CH], float (&x)[1][CH], float top, int H,
+                                     int postnorm, float *red)
+{
+    float s[CH], sums[2] = {0, 0}, rstd[1] = {1};
+    memcpy(s, x[0], sizeof s);
+    if (postnorm)
+        rows_normalize<P, VEC, 1>(x, rstd, {top}, H, red);
+#pragma unroll
+    for (int i = 0; i < CH; i++) {
+        sums[0] += g[i];
+        sums[1] = fmaf(g[i], x[0][i], sums[1]);
+    }
+    row_reduce<P, 0>(sums, red);
+    const float mean = postnorm ? sums[0] / (float)H : 0, dot = postnorm ? sums[1] / (float)H : 0;
+#pragma unroll
+    for (int i = 0; i < CH; i++)
+        g[i] = rstd[0] * (g[i] - mean - x[0][i] * dot) * s[i];
+}
+
+// rows_close: back through mu for both rows: d[k] = rstd[k] (d[k] - mean(d[k]) - y mean(d[k] y)), y
+// = normalize, which over ln 2 is x[k].
+template <int P>
+static __device__ inline void rows_close(float (&d)[2][CH], const float (&x)[2][CH],
+                                         const float (&rstd)[2], int H, float *red)
+{
+    const float over_H = 1 / (float)H;
+    float sums[4] = {};
+#pragma unroll
+    for (int i = 0; i < 2 * CH; i++) {
+        sums[i / CH] += d[i / CH][i % CH];
+        sums[2 + i / CH] = fmaf(d[i / CH][i % CH], x[i / CH][i % CH], sums[2 + i / CH]);
+    }
+    row_reduce<P, 0>(sums, red);
+#pragma unroll
+    for (int i = 0; i < 2 * CH; i++) {
+        const float mean = sums[i / CH] * over_H;
+        const float dot = sums[2 + i / CH] * (over_H / (LOG2E * LOG2E));
+        float *v = &d[i / CH][i % CH];
+        *v = rstd[i / CH] * (*v - mean - x[i / CH][i % CH] * dot);
+    }
+}
+
+// linear_backward_kernel: da, db (B,T,H), rows 2H apart, = from dout (B,T,H) and the forward's a,
+// b, carry. Per channel, from the last position to the first, with l_t the log of the sum s_t:
+//   LOG: R_t = ds_t s_t + exp(l_t - l_{t+1}) R_{t+1},  db_t = exp(b_t - l_t) R_t, 0 where b is -inf
+//   else R_t = ds_t s_t / s_t + R_{t+1},  db_t = exp(b_t) R_t, where ds_t s_t includes exp(a_t)
+// Without causal every position saw l_T; pass 0 sums R, the same for all, and pass 1 makes da, db.
+template <int P, int VEC, int WIDTH>
+static __global__ void __launch_bounds__(LINEAR_THREADS, 3)
+linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *carry,
+                       const floatX *a, const floatX *b, int T, int size, Mix mix)
+{
+    enum { HIGH = LINEAR_THREADS / P, W = P * CH, LOG = !WIDTH };
+    extern __shared__ float shared[];
+    float *ls = shared, *gs = ls + HIGH * W, *R = gs + HIGH * W, *later = R + W, *red = later + W;
+    const int g = threadIdx.x / P, approx = mix.prenorm == APPROX, H = WIDTH ? WIDTH : size;
+    const int causal = WIDTH || mix.causal, tiles = (T + HIGH - 1) / HIGH;
+    const size_t row0 = blockIdx.x * (size_t)T;
+    carry += blockIdx.x * (size_t)tiles * H;
+    for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
+        R[h] = 0;
+        later[h] = INFINITY;
+    }
+    for (int pass = causal; pass < 2; pass++)
+        for (int k = tiles - 1; k >= 0; k--) {
+            const int t0 = k * HIGH, exists = t0 + g < T;
+            const size_t row = row0 + min(t0 + g, T - 1), at = row * 2 * H;
+            const Raw<VEC> raw_a = row_fetch<P, VEC>(a + at, H);
+            const Raw<VEC> raw_b = row_fetch<P, VEC>(b + at, H);
+            const Raw<VEC> raw_g = row_fetch<P, VEC>(dout + row * H, H);
+            float x[2][CH], d[2][CH], l[CH], z[1][CH], rstd[2];
+            rows_open<P, VEC>(x, rstd, raw_a, raw_b, {(float)a[at], (float)b[at]}, H, approx, red);
+#pragma unroll
+            for (int i = 0; i < CH; i++)
+                l[i] = LOG ? exists ? x[1][i] : -INFINITY : exists ? exp2_fast(x[1][i]) : 0;
+            row_put<P, VEC>(ls + g * W, l);
+            __syncthreads();
+            for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
+                float m = carry[(causal ? k * H : 0) + h], s = LOG ? 1 : m;
+#pragma unroll
+                for (int i = 0; i < HIGH; i++) {
+                    if (LOG && causal)
+                        logsumexp_step(&m, &s, ls[i * W + h]);
+                    else if (causal)
+                        s += ls[i * W + h];
+                    ls[i * W + h] = LOG ? m + __log2f(s) : s;
+                }
+            }
+            __syncthreads();
+            row_get<P, VEC>(l, ls + g * W);
+#pragma unroll
+            for (int i = 0; i < CH; i++) {
+                d[0][i] = exists ? (float)raw_g.v[i / VEC].v[i % VEC] : 0;
+                z[0][i] = x[0][i];
+            }
+            const int n = causal ? t0 + g + 1 : T;
+            const float top = row_sums<P, VEC, LOG>(z[0], l, n, H, mix.postnorm, red);
+            row_ds<P, VEC>(d[0], z, top, H, mix.postnorm, red);
+#pragma unroll
+            for (int i = 0; i < CH; i++)
+                z[0][i] = LOG ? d[0][i] : __fdividef(d[0][i], l[i]);
+            row_put<P, VEC>(gs + g * W, z[0]);
+            __syncthreads();
+            for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
+                float r = R[h], l1 = later[h];
+#pragma unroll
+                for (int i = HIGH - 1; i >= 0; i--) {
+                    const float l = ls[i * W + h], next = l == l1 ? 1 : exp2_fast(l - l1);
+                    r = (LOG && causal ? next : 1) * r + (causal || pass == 0 ? gs[i * W + h] : 0);
+                    gs[i * W + h] = r;
+                    l1 = l;
+                }
+                R[h] = r;
+                later[h] = l1;
+            }
+            __syncthreads();
+            if (pass == 0)
+                continue;
+            row_get<P, VEC>(d[1], gs + g * W);
+#pragma unroll
+            for (int i = 0; i < CH; i++) {
+                const int real = row_channel<P, VEC>(i / VEC) < H && x[1][i] > -INFINITY;
+                d[1][i] *= real ? exp2_fast(LOG ? x[1][i] - l[i] : x[1][i]) : 0;
+            }
+            if (approx)
+                rows_close<P>(d, x, rstd, H, red);
+            if (exists) {
+                row_store<P, VEC>(da + at, d[0], H);
+                row_store<P, VEC>(db + at, d[1], H);
+            }
+        }
+}
+
+// WITH_ROWS: the statement with P, VEC and WIDTH as constants, for H channels; plain: approx and
+// causal.
+#define WITH_ROWS(H, plain, ...) \
+    do { \
+        const size_t p_ = linear_threads(H); \
+        if (H == 192 && (plain)) { enum { P = 16, VEC = 4, WIDTH = 192 }; __VA_ARGS__; } \
+        else if (p_ == 16) { enum { P = 16, VEC = 4, WIDTH = 0 }; __VA_ARGS__; } \
+        else if (p_ == 32) { enum { P = 32, VEC = 4, WIDTH = 0 }; __VA_ARGS__; } \
+        else if (H % 4 == 0) { enum { P = LINEAR_THREADS, VEC = 4, WIDTH = 0 }; __VA_ARGS__; } \
+        else { enum { P = LINEAR_THREADS, VEC = 1, WIDTH = 0 }; __VA_ARGS__; } \
+    } while (0)
+
+// linear_forward: out (B,T,H) = the layer's output for a, b (B,T,H), rows of these 2H apart;
+// saved.carry =. Decoding: positions t .. t+T-1, see the kernel.  [eq. 5]
+static void linear_forward(floatX *out, Saved saved, const floatX *a, const floatX *b, size_t B,
+                           size_t T, size_t t, size_t H, Mix mix, cudaStream_t stream)
+{
+    WITH_ROWS(H, mix.prenorm == APPROX && mix.causal,
+              LAUNCH((linear_forward_kernel<P, VEC, WIDTH>), B, LINEAR_THREADS,
+                     4 * (LINEAR_THREADS * CH + 2 * P * CH + 32), stream, out, saved, a, b, (int)T,
+                     (int)t, (int)H, mix));
+}
+
+// linear_backward: da, db (B,T,H) = from dout (B,T,H), what the forward saved and its a, b; rows of
+// da, db, a, b are 2H apart.
+static void linear_backward(floatX *da, floatX *db, const floatX *dout, Saved saved,
+                            const floatX *a, const floatX *b, size_t B, size_t T, size_t H, Mix mix,
+                            cudaStream_t stream)
+{
+    WITH_ROWS(H, mix.prenorm == APPROX && mix.causal,
+              LAUNCH((linear_backward_kernel<P, VEC, WIDTH>), B, LINEAR_THREADS,
+                     4 * (2 * LINEAR_THREADS * CH + 2 * P * CH + 32), stream, da, db, dout,
+                     saved.carry, a, b, (int)T, (int)H, mix));
+}
+
+// ---- both
+
+// rows_backward_kernel: a warp a row: dx = rstd (dy - mean(dy) - y mean(dy y)), y = normalize(x).
+// dx may be dy; rows of dx and dy are `pitch` apart, of y H.
+template <int WIDTH>
+static __global__ void rows_backward_kernel(floatX *dx, const floatX *dy, size_t pitch,
+                                            const floatX *y, const float *rstd, size_t rows, int H)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : H, lane = threadIdx.x % WARP;
+    float sum = 0, dot = 0;
+    if (row >= rows)
+        return;
+    dx += row * pitch;
+    dy += row * pitch;
+    y += row * n;
+#pragma unroll
+    for (int h = lane; h < n; h += WARP) {
+        sum += (float)dy[h];
+        dot += (float)dy[h] * (float)y[h];
+    }
+    sum = warp_sum(sum) / (float)n;
+    dot = warp_sum(dot) / (float)n;
+#pragma unroll
+    for (int h = lane; h < n; h += WARP)
+        dx[h] = (floatX)(rstd[row] * ((float)dy[h] - sum - (float)y[h] * dot));
+}
+
+// mix_check: die over an H that the kernels' registers or shared memory do not hold.
+static void mix_check(size_t H, Mix mix)
+{
+    const size_t most = mix.model == LINEAR ? LINEAR_THREADS * CH : 16384;
+    if (H > most)
+        die(EXIT_USAGE, "--hidden %zu: expected at most %zu for --model %s on the GPU\n"
+            "hint: train_causalrn takes any number", H, most,
+            mix.model == LINEAR ? "linear" : "quadratic");
+}
+
+// mix_scratch: bytes of scratch that mix_backward needs.
+static size_t mix_scratch(size_t B, size_t T, size_t H, Mix mix)
+{
+    return pair_fast(H, mix) ? B * T * ((T + 31) / 32 * 32) * sizeof(floatX) : 0;
+}
+
+// mix_forward: out (B,T,H) = the layer's output for a, b (B,T,H), rows of these 2H apart; saved =;
+// [eq. 4-6]
+static void mix_forward(floatX *out, Saved saved, const floatX *a, const floatX *b, size_t B,
+                        size_t T, size_t H, Mix mix, cudaStream_t stream)
+{
+    if (mix.model == LINEAR) {
+        linear_forward(out, saved, a, b, B, T, 0, H, mix, stream);
+        return;
+    }
+    prepare(saved, a, b, B, T, 0, T, H, mix.prenorm, stream);
+#ifdef PRECISION_BF16
+    if (pair_fast(H, mix)) {
+        pair_forward(out, saved, B, T, H, mix, stream);
+        return;
+    }
+#endif
+    pair_sum(out, saved, B, T, 0, T, H, mix, stream);
+}
+
+// mix_backward: da, db (B,T,H) = from dout (B,T,H), which is overwritten, the forward's out, what
+// it saved and its a, b (B,T,H); rows of da, db, a, b are 2H apart; scratch of mix_scratch bytes.
+static void mix_backward(floatX *da, floatX *db, floatX *dout, Saved saved, const floatX *out,
+                         const floatX *a, const floatX *b, void *scratch, size_t B, size_t T,
+                         size_t H, Mix mix, cudaStream_t stream)
+{
+    const size_t rows = B * T;
+    if (mix.model == LINEAR) {
+        linear_backward(da, db, dout, saved, a, b, B, T, H, mix, stream);
+        return;
+    }
+    if (mix.postnorm)
+        LAUNCH_ROWS(rows_backward_kernel, rows, H, stream, dout, dout, H, out, saved.o_rstd, rows,
+                    (int)H);
+#ifdef PRECISION_BF16
+    if (pair_fast(H, mix)) {
+        pair_backward(da, db, dout, saved, (floatX *)scratch, B, T, H, stream);
+        return;
+    }
+#endif
+    (void)scratch;
+    pair_grad(da, db, dout, saved, B, T, H, mix, stream);
+    if (mix.prenorm != APPROX)
+        return;
+    LAUNCH_ROWS(rows_backward_kernel, rows, H, stream, da, da, 2 * H, saved.ac, saved.va, rows,
+                (int)H);
+    LAUNCH_ROWS(rows_backward_kernel, rows, H, stream, db, db, 2 * H, saved.bc, saved.vb, rows,
+                (int)H);
+}
+
+// mix_decode: position t of D sequences: out (D,H) = the layer's output for a, b (D,H), rows of
+// these 2H apart, given what it remembers of the positions before, to which it adds: O(H) for
+// linear, O(t H) for quadratic.
+static void mix_decode(floatX *out, Saved memory, const floatX *a, const floatX *b, size_t D,
+                       size_t t, size_t T, size_t H, Mix mix, cudaStream_t stream)
+{
+    if (mix.model == LINEAR) {
+        linear_forward(out, memory, a, b, D, 1, t, H, mix, stream);
+        return;
+    }
+    prepare(memory, a, b, D, T, t, 1, H, mix.prenorm, stream);
+    pair_sum(out, memory, D, T, t, 1, H, mix, stream);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [layers] What every architecture here is made of.
+
+// What the host tells the device about a step.
+typedef struct {
+    double lr, over_c1, over_c2; // rate; 1 / (1 - beta^(step + 1)) for the two moments
+    double over_count;           // 1 / targets that count, 0 if none does
+} StepInput;
+
+// What the device tells the host. stopped: this or an earlier step had a loss or norm that was not
+// finite, and no weight changes any more.
+typedef struct {
+    double loss, norm, scale;
+    int stopped;
+} StepResult;
+
+// matmul_forward: out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), NULL for none.
+static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
+                           size_t N, size_t C, size_t OC, cudaStream_t stream)
+{
+    const Gemm g = {.out = out, .bias = bias, .x = inp, .y = weight, .type = FLOATX_TYPE,
+                    .in = FLOATX_TYPE, .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C,
+                    .ld_y = C};
+    gemm(&g, stream);
+}
+
+// matmul_residual: out (N,OC) = add (N,OC) + inp (N,C) weight (OC,C)^T + bias (OC) in fp32; add may
+// be out; add and bias NULL for none.
+static void matmul_residual(float *out, const float *add, const floatX *inp, const floatX *weight,
+                            const float *bias, size_t N, size_t C, size_t OC, cudaStream_t stream)
+{
+    const Gemm g = {.out = out, .add = add, .bias = bias, .x = inp, .y = weight, .type = CUDA_R_32F,
+                    .in = FLOATX_TYPE, .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C,
+                    .ld_y = C};
+    gemm(&g, stream);
+}
+
+// matmul_backward_input: dinp (N,C) = dout (N,OC) weight (OC,C).
+static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, size_t N,
+                                  size_t C, size_t OC, cudaStream_t stream)
+{
+    const Gemm g = {.out = dinp, .x = dout, .y = weight, .type = FLOATX_TYPE, .in = FLOATX_TYPE,
+                    .M = N, .N = C, .K = OC, .ld_out = C, .ld_x = OC, .ld_y = C};
+    gemm(&g, stream);
+}
+
+// Sums over all N rows are made in slices of them, and these then added in their order.
+enum { SLICES = 64, TOKEN_SLICES = 256, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
+
+// slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
+// power of two to 64, as long as all fit SLICES_MOST elements.
+static size_t slices_of(size_t N, size_t size)
+{
+    size_t n = 1;
+    while (n < SLICES && N % (2 * n) == 0 && 2 * n * size <= SLICES_MOST)
+        n *= 2;
+    return n;
+}
+
+// slices_sum_kernel: out += the sum of partial (slices,n+rest), in order; part i of `part` elements
+// of the first n is i * step elements behind out, the rest is rest_out's.
+static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
+                                         int slices, size_t n, size_t rest, size_t part,
+                                         size_t step)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    float sum = 0;
+    if (i >= n + rest)
+        return;
+#pragma unroll 8
+    for (int k = 0; k < slices; k++)
+        sum += partial[k * (n + rest) + i];
+    *(i < n ? out + i / part * step + i % part : rest_out + i - n) += sum;
+}
+
+// bias_slices_kernel: at k * `size` in partial: column sums (OC) of slice k of x (N,OC), rows
+// `pitch` apart, for slices of K rows. A warp takes a row of 32 VEC columns.
+template <int VEC>
+static __global__ void bias_slices_kernel(float *partial, size_t size, const floatX *x, size_t K,
+                                          int OC, size_t pitch, int slices)
+{
+    enum { AT_ONCE = 16 };
+    __shared__ float sums[ROW_WARPS][WARP * VEC];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slice = blockIdx.x % slices;
+    const int o = (blockIdx.x / slices * WARP + lane) * VEC;
+    float sum[VEC] = {};
+    x += slice * K * pitch + (o < OC ? o : 0);
+    for (size_t k0 = warp; k0 < K; k0 += AT_ONCE * ROW_WARPS) {
+        Pack<floatX, VEC> v[AT_ONCE]; // all on their way before the first is needed
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            v[j] = *(const Pack<floatX, VEC> *)(x + min(k0 + j * ROW_WARPS, K - 1) * pitch);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            for (int i = 0; i < VEC; i++)
+                sum[i] += k0 + j * ROW_WARPS < K ? (float)v[j].v[i] : 0;
+    }
+    for (int i = 0; i < VEC; i++)
+        sums[warp][lane * VEC + i] = sum[i];
+    __syncthreads();
+    for (int i = 0; i < VEC && warp == 0 && o < OC; i++) {
+        for (int k = 1; k < ROW_WARPS; k++)
+            sum[i] += sums[k][lane * VEC + i];
+        partial[slice * size + o + i] = sum[i];
+    }
+}
+
+// matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart;
+// this for `parts` of OC columns each of dout, their gradients `step` elements apart; dbias (OC),
+// NULL for none, += the column sums of the first part. partial: scratch.
+static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
+                                   const floatX *dout, const floatX *inp, size_t N, size_t C,
+                                   size_t OC, size_t pitch, size_t parts, cudaStream_t stream)
+{
+    const size_t n = parts * OC * C, rest = dbias ? OC : 0, size = n + rest;
+    const size_t slices = slices_of(N, size), K = N / slices, vec = OC % 2 || pitch % 2 ? 1 : 2;
+    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * slices;
+    const Gemm g = {.out = partial, .x = dout, .y = inp, .type = CUDA_R_32F, .in = FLOATX_TYPE,
+                    .x_t = 1, .M = parts * OC, .N = C, .K = K, .ld_out = C, .ld_x = pitch,
+                    .ld_y = C, .batch = slices, .out_step = size, .x_step = K * pitch,
+                    .y_step = K * C};
+    gemm(&g, stream);
+    if (dbias && vec == 2)
+        LAUNCH(bias_slices_kernel<2>, grid, ROW_WARPS * WARP, 0, stream, partial + n, size, dout, K,
+               (int)OC, pitch, (int)slices);
+    else if (dbias)
+        LAUNCH(bias_slices_kernel<1>, grid, ROW_WARPS * WARP, 0, stream, partial + n, size, dout, K,
+               (int)OC, pitch, (int)slices);
+    LAUNCH(slices_sum_kernel, (size + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
+           dweight, dbias, partial, (int)slices, n, rest, OC * C, step);
+}
+
+// normalize_forward_kernel: a warp a row.
+template <int WIDTH>
+static __global__ void normalize_forward_kernel(floatX *out, float *rstd, const float *x, size_t N,
+                                                int C)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
+    if (row >= N)
+        return;
+    const Moments m = row_moments<float, WIDTH>(x + row * n, n);
+#pragma unroll
+    for (int c = lane; c < n; c += WARP)
+        out[row * n + c] = (floatX)((x[row * n + c] - m.mean) * m.rstd);
+    if (lane == 0)
+        rstd[row] = m.rstd;
+}
+
+// normalize_forward: out (N,C) = (x - mean) rstd for every row of x (N,C), rstd (N) = 1 / sqrt(var
+// + 1e-8); biased variance, nothing learned.
+static void normalize_forward(floatX *out, float *rstd, const float *x, size_t N, size_t C,
+                              cudaStream_t stream)
+{
+    LAUNCH_ROWS(normalize_forward_kernel, N, C, stream, out, rstd, x, N, (int)C);
+}
+
+// normalize_backward_kernel: a warp a row.
+template <int WIDTH>
+static __global__ void normalize_backward_kernel(floatX *__restrict__ dx,
+                                                 const floatX *__restrict__ dout,
+                                                 const floatX *__restrict__ out, const float *rstd,
+                                                 size_t N, int C, int first)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
+    float sum = 0, dot = 0;
+    if (row >= N)
+        return;
+    dx += row * n;
+    dout += row * n;
+    out += row * n;
+#pragma unroll
+    for (int c = lane; c < n; c += WARP) {
+        sum += (float)dout[c];
+        dot += (float)dout[c] * (float)out[c];
+    }
+    sum = warp_sum(sum) / (float)n;
+    dot = warp_sum(dot) / (float)n;
+    const float factor = rstd[row];
+#pragma unroll
+    for (int c = lane; c < n; c += WARP) {
+        const float d = factor * ((float)dout[c] - sum - (float)out[c] * dot);
+        dx[c] = (floatX)(first ? d : (float)dx[c] + d);
+    }
+}
+
+// normalize_backward: dx (N,C) += (first: =) the gradient of x from dout (N,C) and what the forward
+// wrote.
+static void normalize_backward(floatX *dx, const floatX *dout, const floatX *out, const float *rstd,
+                               size_t N, size_t C, int first, cudaStream_t stream)
+{
+    LAUNCH_ROWS(normalize_backward_kernel, N, C, stream, dx, dout, out, rstd, N, (int)C, first);
+}
+
+// embed_forward_kernel: a warp a token.
+template <int WIDTH>
+static __global__ void embed_forward_kernel(float *out, const int *tokens, const float *wte,
+                                            const float *wpe, size_t N, size_t T, int C)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : C;
+    if (row >= N)
+        return;
+    wte += (size_t)tokens[row] * n;
+    wpe += row % T * n;
+#pragma unroll
+    for (int c = threadIdx.x % WARP; c < n; c += WARP)
+        out[row * n + c] = wte[c] + wpe[c];
+}
+
+// embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C).
+static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
+                          size_t B, size_t T, size_t C, cudaStream_t stream)
+{
+    LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
+}
+
+// embed_token_kernel: a warp takes a slice of tokens and 32 channels, a lane one channel: partial
+// (TOKEN_SLICES,V,C) = the slice's sums of dout by token. They are made in shared memory (V,32).
+static __global__ void embed_token_kernel(float *partial, const floatX *__restrict__ dout,
+                                          const int *__restrict__ tokens, size_t N, int V, int C)
+{
+    extern __shared__ float sums[];
+    const int lane = threadIdx.x, slice = blockIdx.x % TOKEN_SLICES,
+              c = blockIdx.x / TOKEN_SLICES * WARP + lane;
+    const size_t size = (N + TOKEN_SLICES - 1) / TOKEN_SLICES, end = min((slice + 1) * size, N);
+    if (c >= C)
+        return;
+    for (int v = 0; v < V; v++)
+        sums[v * WARP + lane] = 0;
+#pragma unroll 8
+    for (size_t n = slice * size; n < end; n++)
+        sums[tokens[n] * WARP + lane] += (float)dout[n * C + c];
+    for (int v = 0; v < V; v++)
+        partial[((size_t)slice * V + v) * C + c] = sums[v * WARP + lane];
+}
+
+// embed_position_kernel: a thread owns one element of dwpe (T,C) and adds over the batch.
+static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, size_t B,
+                                             size_t n)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    float sum = 0;
+    if (i >= n)
+        return;
+#pragma unroll 8
+    for (size_t b = 0; b < B; b++)
+        sum += (float)dout[b * n + i];
+    dwpe[i] += sum;
+}
+
+// embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, not tokens,
+// so that repeated tokens neither race nor change the order of a sum. partial (TOKEN_SLICES,V,C):
+// scratch.
+static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
+                           const int *tokens, size_t B, size_t T, size_t V, size_t C,
+                           cudaStream_t stream)
+{
+    LAUNCH(embed_token_kernel, (C + WARP - 1) / WARP * TOKEN_SLICES, WARP, V * WARP * sizeof(float),
+           stream, partial, dout, tokens, B * T, (int)V, (int)C);
+    LAUNCH(slices_sum_kernel, (V * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
+           dwte, NULL, partial, TOKEN_SLICES, V * C, 0, V * C, 0);
+    LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+           stream, dwpe, dout, B, T * C);
+}
+
+// crossentropy_kernel: a warp a row of logits (N,V), rows pitch apart.
+static __global__ void crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
+                                           const float *logits, const int *targets,
+                                           const StepInput *step, size_t N, int V, int pitch)
+{
+    const size_t row = row_of_warp();
+    const int lane = threadIdx.x % WARP;
+    if (row >= N)
+        return;
+    const float *x = logits + row * pitch;
+    const int target = targets[row];
+    float top = -INFINITY, sum = 0;
+    int best = V;
+    for (int v = lane; v < V; v += WARP)
+        if (x[v] > top || best == V) {
+            top = x[v];
+            best = v;
+        }
+    for (int i = WARP / 2; i > 0; i /= 2) { // the largest, of equals the lowest
+        const float other_top = __shfl_xor_sync(~0u, top, i);
+        const int other = __shfl_xor_sync(~0u, best, i);
+        if (other_top > top || (other_top == top && other < best)) {
+            top = other_top;
+            best = other;
+        }
+    }
+    for (int v = lane; v < V; v += WARP)
+        sum += expf(x[v] - top);
+    sum = warp_sum(sum);
+    if (lane == 0) {
+        losses[row] = target == IGNORE ? 0 : logf(sum) + top - x[target];
+        predictions[row] = best;
+    }
+    const float unit = target == IGNORE ? 0 : (float)step->over_count;
+    for (int v = lane; v < pitch; v += WARP) {
+        const float p = v < V ? expf(x[v] - top) / sum : 0;
+        dlogits[row * pitch + v] = (floatX)(unit * (p - (v == target ? 1 : 0)));
+    }
+}
+
+// loss_kernel: result->loss = the sum of losses (N) over the number of targets, in one block.
+static __global__ void loss_kernel(StepResult *result, const float *losses, const StepInput *step,
+                                   size_t N)
+{
+    double sum = 0;
+    for (size_t n = threadIdx.x; n < N; n += blockDim.x)
+        sum += losses[n];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        result->loss = sum * step->over_count;
+}
+
+// crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
+// predictions (N) = argmax; dlogits (N,V) = the mean loss's gradient (softmax - onehot) / count;
+// result->loss = the mean over the targets that count, 0 if none does. logits (N,V) and dlogits:
+// rows `pitch` apart, dlogits 0 between them. targets (N); step->over_count: 1 / count, or 0.
+static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepResult *result,
+                         const float *logits, const int *targets, const StepInput *step, size_t N,
+                         size_t V, size_t pitch, cudaStream_t stream)
+{
+    LAUNCH(crossentropy_kernel, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
+           losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
+    LAUNCH(loss_kernel, 1, 1024, 0, stream, result, losses, step, N);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [optimizer] Gradient norm, AdamW.  (ports train_causalrn.c[optimizer])
+
+enum { PIECE = 2048, PIECE_THREADS = 256 };
+
+// All weights in pieces of at most PIECE elements, one a block: where each starts in the arenas
+// (elements), its copy in floatX (NULL: none), and how it is trained.
+typedef struct {
+    size_t at;
+    floatX *copy;
+    double lr_scale;
+    int n, decay;
+} Piece;
+
+typedef struct {
+    Piece *pieces;    // (n) on the device
+    double *partials; // (n) on the device
+    size_t n;
+} Pieces;
+
+// zero_kernel: clear x, all pieces.
+static __global__ void zero_kernel(float *x, const Piece *pieces)
+{
+    const Piece piece = pieces[blockIdx.x];
+    for (int i = threadIdx.x; i < piece.n; i += PIECE_THREADS)
+        x[piece.at + i] = 0;
+}
+
+// copy_kernel: the floatX copies of params.
+static __global__ void copy_kernel(const float *params, const Piece *pieces)
+{
+    const Piece piece = pieces[blockIdx.x];
+    for (int i = threadIdx.x; i < piece.n && piece.copy; i += PIECE_THREADS)
+        piece.copy[i] = (floatX)params[piece.at + i];
+}
+
+// squares_kernel: partials (pieces) = the sum of squares of each piece.
+static __global__ void squares_kernel(double *partials, const float *grads, const Piece *pieces)
+{
+    const Piece piece = pieces[blockIdx.x];
+    double sum = 0;
+    for (int i = threadIdx.x; i < piece.n; i += PIECE_THREADS)
+        sum += (double)grads[piece.at + i] * grads[piece.at + i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        partials[blockIdx.x] = sum;
+}
+
+// norm_kernel: result->norm, ->scale (for clipping to `clip`, 0: never) and ->stopped, in one
+// block.
+static __global__ void norm_kernel(StepResult *result, const double *partials, size_t n,
+                                   double clip)
+{
+    double sum = 0;
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x)
+        sum += partials[i];
+    const double norm = sqrt(block_sum(sum));
+    if (threadIdx.x)
+        return;
+    result->norm = norm;
+    result->scale = clip > 0 && norm > clip ? clip / norm : 1;
+    if (!isfinite(norm) || !isfinite(result->loss))
+        result->stopped = 1; // for good: the host will name the first such step
+}
+
+// gradient_norm: root of the sum of squares over all tensors, in double.
+static void gradient_norm(StepResult *result, const Arena *grads, const Pieces *p, double clip,
+                          cudaStream_t stream)
+{
+    LAUNCH(squares_kernel, p->n, PIECE_THREADS, 0, stream, p->partials, (const float *)grads->base,
+           p->pieces);
+    LAUNCH(norm_kernel, 1, 1024, 0, stream, result, p->partials, p->n, clip);
+}
+
+typedef struct {
+    float beta1, beta2, rest1, rest2, eps, weight_decay;
+} Adam;
+
+// adamw_kernel: a block a piece.
+static __global__ void adamw_kernel(float *params, float *m, float *v, const float *grads,
+                                    const Piece *pieces, const StepInput *step,
+                                    const StepResult *result, Adam adam)
+{
+    const Piece piece = pieces[blockIdx.x];
+    const float rate = (float)(step->lr * piece.lr_scale), scale = (float)result->scale;
+    const float over_c1 = (float)step->over_c1, over_c2 = (float)step->over_c2, tiny = 1e-37f;
+    const float decay = piece.decay ? adam.weight_decay : 0;
+    if (result->stopped)
+        return;
+    for (int k = threadIdx.x; k < piece.n; k += PIECE_THREADS) {
+        const size_t i = piece.at + k;
+        const float g = scale * grads[i];
+        float m_i = adam.beta1 * m[i] + adam.rest1 * g;
+        float v_i = adam.beta2 * v[i] + adam.rest2 * g * g, p = params[i];
+        m[i] = m_i = fabsf(m_i) < tiny ? 0 : m_i;
+        v[i] = v_i = v_i < tiny ? 0 : v_i;
+        params[i] = p -= rate * (m_i * over_c1 / (sqrtf(v_i * over_c2) + adam.eps) + decay * p);
+        if (piece.copy)
+            piece.copy[k] = (floatX)p;
+    }
+}
+
+// adamw: one update of every tensor; gradients are first multiplied by grad_scale (clipping):
+//   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  n = step + 1,
+//   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p)
+// Moments below 1e-37, next to the denormals, which are slow, become 0.  [arXiv 1711.05101]
+static void adamw(Weights *w, const Training *t, const Pieces *p, const StepInput *step,
+                  const StepResult *result, cudaStream_t stream)
+{
+    const Adam adam = {(float)t->beta1, (float)t->beta2, (float)(1 - t->beta1),
+                       (float)(1 - t->beta2), (float)t->adam_eps, (float)t->weight_decay};
+    LAUNCH(adamw_kernel, p->n, PIECE_THREADS, 0, stream, (float *)w->params.base,
+           (float *)w->m.base, (float *)w->v.base, (const float *)w->grads.base, p->pieces, step,
+           result, adam);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [model] Tensors, forward, backward, decoding.  (ports train_causalrn.c[model])
+
+typedef struct {
+    Mix mix;
+    int layers, channels, hidden, task;
+    TaskOptions task_options;
+    Training training;
+} Config;
+
+typedef struct {
+    float *wte, *wpe, *right_w, *right_b, *left_w, *out_w, *out_b, *head_w;
+} Params;
+
+// The weights that matrix products read, in floatX: those of both sides in one matrix ab_w (L,2H,C)
+// with biases ab_b (L,2H), the left ones 0; out_w (L,C,H), head_w (Vp,C), rows from V on 0.
+typedef struct {
+    floatX *ab_w, *ab_b, *out_w, *head_w;
+} Copies;
+
+typedef struct {
+    float *x, *r_rstd, *y_rstd, *logits, *losses;
+    floatX *r, *a, *b, *o, *y;
+    Saved saved;
+} Acts;
+
+// Gradients of one layer's activations, used again by every layer, and scratch.
+typedef struct {
+    float *partial;
+    floatX *dx, *dr, *da, *db, *d_o, *dlogits;
+    char *work;
+} Dacts;
+
+// Decoding: what the layers remember, tokens read, residual stream, logits.
+typedef struct {
+    Saved memory;
+    int *tokens;
+    float *x, *logits;
+} Decoder;
+
+// A batch on its way: host memory that the GPU copies from and to, so that the host can make the
+// next one meanwhile.
+enum { SLOTS = 2 };
+typedef struct {
+    StepInput *input; // followed by the batch's inputs and targets
+    StepResult *result; // followed by its predictions
+    Batch batch;
+    cudaEvent_t done;
+    double lr;
+} Slot;
+
+typedef struct {
+    Config config;
+    const Task *task;
+    size_t B, T, V, Vp, C, H, L, decode_B;
+    Weights weights, device; // the host's, for files; the device's
+    Params params, grads;    // on the device, as all below
+    Copies copies;
+    Acts acts;
+    Dacts dacts;
+    Decoder decoder;
+    DeviceArena copies_arena, acts_arena, dacts_arena, decoder_arena;
+    Pieces pieces;
+    StepInput *input;
+    StepResult *result;
+    int *inputs, *targets, *predictions; // (B,T), after *input and *result
+    cudaStream_t stream;
+    cudaGraphExec_t graph; // one training step
+    Slot slots[SLOTS];
+    Batch batch;         // the one that model_forward sees next, or has seen
+    double loss;         // nats, mean over the supervised positions of the batch
+    const char *gpu;     // its name
+    long started, ended; // training steps given to the device, and taken back
+    double ended_at;     // seconds
+} Model;
+
+// model_name: the word for this configuration in RESULT lines and run directories.
+static const char *model_name(const Config *c)
+{
+    return c->mix.model == LINEAR ? "linear" : "quadratic";
+}
+
+#define ROWS(table) table, sizeof(table) / sizeof *(table)
+#define DEVICE(name, element, type, field, ...) \
+    {ACTIVATION(name, type, field, __VA_ARGS__), sizeof(element), 0, 0}
+#define SPACED(name, element, pitch, shift, type, field, ...) \
+    {ACTIVATION(name, type, field, __VA_ARGS__), sizeof(element), pitch, shift}
+
+// model_plan: sizes and tensor tables for a configuration; nothing is allocated. The task decides T
+// and V. A tensor whose first dimension is 0 does not exist.
+static void model_plan(Model *m, const Config *config)
+{
+    memset(m, 0, sizeof *m);
+    m->config = *config;
+    m->task = &TASKS[config->task];
+    const TaskShape shape = m->task->shape(&config->task_options);
+    const size_t B = m->B = (size_t)config->training.batch_size, L = m->L = (size_t)config->layers;
+    const size_t T = m->T = shape.T, V = m->V = shape.V, C = m->C = (size_t)config->channels;
+    const size_t H = m->H = (size_t)config->hidden, Vp = m->Vp = (V + 31) / 32 * 32;
+    const size_t D = m->decode_B = !config->mix.causal ? 0 : B < 32 ? B : 32;
+    const size_t quadratic = config->mix.model == QUADRATIC ? L : 0, linear = L - quadratic;
+    const size_t dump = config->training.dump != NULL, tile = linear_tile(H);
+    // In place unless a dump is to show them: the residual stream; a and b of the quadratic model
+    const size_t xs = dump ? L + 1 : 1, abs = dump || linear ? L : 1;
+    const size_t work = mix_scratch(B, T, H, config->mix);
+    size_t partial = TOKEN_SLICES * V * C;
+    for (int k = 1; k <= 2; k++) { // weight gradients: out_w, both sides
+        const size_t size = k * H * C + (k == 1 ? C : H), all = slices_of(B * T, size) * size;
+        partial = partial > all ? partial : all;
+    }
+    const double std = 0.02, out_std = 0.02 / sqrt((double)L);
+    const Tensor params[] = {
+        {"wte", {V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},
+        {"wpe", {T, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wpe)},
+        {"right_w", {L, H, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, right_w)},
+        {"right_b", {L, H}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, right_b)},
+        {"left_w", {L, H, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, left_w)},
+        {"out_w", {L, C, H}, INIT_NORMAL(out_std), DECAY, 1, offsetof(Params, out_w)},
+        {"out_b", {L, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, out_b)},
+        {"head_w", {V, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, head_w)},
+    };
+    const DeviceTensor copies[] = {
+        DEVICE("ab_w", floatX, Copies, ab_w, L, 2 * H, C),
+        DEVICE("ab_b", floatX, Copies, ab_b, L, 2 * H),
+        DEVICE("out_w", floatX, Copies, out_w, L, C, H),
+        DEVICE("head_w", floatX, Copies, head_w, Vp, C),
+    };
+    const DeviceTensor acts[] = { // names that the CPU has too are the same numbers
+        DEVICE("x", float, Acts, x, xs, B, T, C), DEVICE("r", floatX, Acts, r, L, B, T, C),
+        DEVICE("r_rstd", float, Acts, r_rstd, L, B, T),
+        SPACED("a", floatX, 2 * H, 0, Acts, a, abs, B, T, H),
+        SPACED("b", floatX, 2 * H, H, Acts, b, abs, B, T, H),
+        DEVICE("o", floatX, Acts, o, L, B, T, H),
+        DEVICE("pair_a", floatX, Acts, saved.ac, quadratic, B, T, H),
+        DEVICE("pair_b", floatX, Acts, saved.bc, quadratic, B, T, H),
+        DEVICE("pair_p", floatX, Acts, saved.p, pair_fast(H, config->mix) ? L : 0, B, T, H),
+        DEVICE("var_a", float, Acts, saved.va, quadratic, B, T),
+        DEVICE("var_b", float, Acts, saved.vb, quadratic, B, T),
+        DEVICE("pair_scale", float, Acts, saved.scale, quadratic, B, T),
+        DEVICE("o_rstd", float, Acts, saved.o_rstd, quadratic, B, T),
+        DEVICE("carry", float, Acts, saved.carry, linear, B, (T + tile - 1) / tile, H),
+        DEVICE("y", floatX, Acts, y, B, T, C), DEVICE("y_rstd", float, Acts, y_rstd, B, T),
+        SPACED("logits", float, Vp, 0, Acts, logits, B, T, V),
+        DEVICE("losses", float, Acts, losses, B, T),
+    };
+    const DeviceTensor dacts[] = {
+        DEVICE("dx", floatX, Dacts, dx, B, T, C),
+        DEVICE("dr", floatX, Dacts, dr, B, T, C), DEVICE("do", floatX, Dacts, d_o, B, T, H),
+        SPACED("da", floatX, 2 * H, 0, Dacts, da, B, T, H),
+        SPACED("db", floatX, 2 * H, H, Dacts, db, B, T, H),
+        DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
+        DEVICE("partial", float, Dacts, partial, partial),
+        DEVICE("work", char, Dacts, work, work),
+    };
+    const DeviceTensor decoder[] = {
+        DEVICE("max", float, Decoder, memory.max, D ? linear : 0, D, H),
+        DEVICE("sum", float, Decoder, memory.sum, D ? linear : 0, D, H),
+        DEVICE("a", floatX, Decoder, memory.ac, D ? quadratic : 0, D, T, H),
+        DEVICE("b", floatX, Decoder, memory.bc, D ? quadratic : 0, D, T, H),
+        DEVICE("var_a", float, Decoder, memory.va, D ? quadratic : 0, D, T),
+        DEVICE("var_b", float, Decoder, memory.vb, D ? quadratic : 0, D, T),
+        DEVICE("scale", float, Decoder, memory.scale, D ? quadratic : 0, D),
+        DEVICE("o_rstd", float, Decoder, memory.o_rstd, D ? quadratic : 0, D),
+        DEVICE("tokens", int, Decoder, tokens, D), DEVICE("x", float, Decoder, x, D, C),
+        DEVICE("logits", float, Decoder, logits, D, Vp),
+    };
+    weights_plan(&m->weights, ROWS(params), sizeof(float));
+    device_plan(&m->copies_arena, "weights in " PRECISION_NAME, ROWS(copies));
+    device_plan(&m->acts_arena, "activations", ROWS(acts));
+    device_plan(&m->dacts_arena, "activation gradients", ROWS(dacts));
+    device_plan(&m->decoder_arena, "decoding state", ROWS(decoder));
+}
+
+// slot_bytes: of a batch's two transfers: what goes to the device, what comes back.
+static size_t slot_bytes(const Model *m, int back)
+{
+    return back ? sizeof(StepResult) + m->B * m->T * sizeof(int)
+                : sizeof(StepInput) + 2 * m->B * m->T * sizeof(int);
+}
+
+// model_bytes: what model_alloc will allocate, but for the batch's tokens.
+static size_t model_bytes(const Model *m)
+{
+    return 4 * m->weights.params.bytes + m->copies_arena.bytes + m->acts_arena.bytes +
+           m->dacts_arena.bytes + m->decoder_arena.bytes + GEMM_WORKSPACE + slot_bytes(m, 0) +
+           slot_bytes(m, 1);
+}
+
+// pieces_new: cut the weights into pieces; `copies` says where runs of `run` elements of a tensor
+// have their copies, `step` elements apart.
+static Pieces pieces_new(const Model *m)
+{
+    const size_t L = m->L, C = m->C, H = m->H;
+    const struct {
+        const float *of;
+        floatX *copy;
+        size_t run, step;
+    } copies[] = {{m->params.right_w, m->copies.ab_w, H * C, 2 * H * C},
+                  {m->params.left_w, m->copies.ab_w + H * C, H * C, 2 * H * C},
+                  {m->params.right_b, m->copies.ab_b, H, 2 * H},
+                  {m->params.out_w, m->copies.out_w, L * C * H, 0},
+                  {m->params.head_w, m->copies.head_w, m->V * C, 0}};
+    const Arena *a = &m->device.params;
+    const size_t most = arena_elements(a, NULL) / PIECE + 3 * L + (size_t)a->n;
+    Piece *pieces = (Piece *)alloc_zero(most, sizeof *pieces, "pieces");
+    Pieces p = {NULL, NULL, 0};
+    for (int k = 0; k < a->n; k++) {
+        const Tensor *row = &a->table[k];
+        size_t n = tensor_size(row), run = n, step = 0, length;
+        floatX *copy = NULL;
+        for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
+            if (copies[i].of == arena_data(a, k)) {
+                run = copies[i].run;
+                step = copies[i].step;
+                copy = copies[i].copy;
+            }
+        for (size_t i = 0; i < n; i += length) {
+            length = run - i % run;
+            length = length < PIECE ? length : (size_t)PIECE;
+            pieces[p.n++] = {a->start[k] / sizeof(float) + i,
+                             copy ? copy + i / run * step + i % run : NULL, row->lr_scale,
+                             (int)length, row->decay};
+        }
+    }
+    p.pieces = (Piece *)device_new(p.n * sizeof *pieces, "pieces");
+    p.partials = (double *)device_new(p.n * sizeof(double), "partial sums");
+    CUDA_CHECK(cudaMemcpy(p.pieces, pieces, p.n * sizeof *pieces, cudaMemcpyHostToDevice));
+    free(pieces);
+    return p;
+}
+
+// model_alloc: allocate a planned model and draw its initial weights from the seed.
+static void model_alloc(Model *m)
+{
+    weights_alloc(&m->weights, NULL, NULL, m->config.training.seed);
+    m->device = m->weights; // the tables
+    m->device.params = mirror_new(&m->weights.params, &m->params);
+    m->device.grads = mirror_new(&m->weights.grads, &m->grads);
+    m->device.m = mirror_new(&m->weights.m, NULL);
+    m->device.v = mirror_new(&m->weights.v, NULL);
+    device_alloc(&m->copies_arena, &m->copies);
+    CUDA_CHECK(cudaMemset(m->copies_arena.base, 0, m->copies_arena.bytes)); // what stays 0
+    device_alloc(&m->acts_arena, &m->acts);
+    device_alloc(&m->dacts_arena, &m->dacts);
+    device_alloc(&m->decoder_arena, &m->decoder);
+    m->pieces = pieces_new(m);
+    m->input = (StepInput *)device_new(slot_bytes(m, 0), "batch");
+    m->result = (StepResult *)device_new(slot_bytes(m, 1), "batch");
+    m->inputs = (int *)(m->input + 1);
+    m->targets = m->inputs + m->B * m->T;
+    m->predictions = (int *)(m->result + 1);
+    for (int i = 0; i < SLOTS; i++) {
+        Slot *s = &m->slots[i];
+        s->input = (StepInput *)pinned_new(slot_bytes(m, 0), "batch");
+        s->result = (StepResult *)pinned_new(slot_bytes(m, 1), "batch");
+        int *inputs = (int *)(s->input + 1);
+        s->batch = {m->B, m->T, inputs, inputs + m->B * m->T, (int *)(s->result + 1)};
+        CUDA_CHECK(cudaEventCreateWithFlags(&s->done, cudaEventDisableTiming));
+    }
+    m->batch = m->slots[0].batch;
+    CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
+    gemm_start();
+}
+
+// model_free: give everything back.
+static void model_free(Model *m)
+{
+    weights_free(&m->weights);
+    CUBLAS_CHECK(cublasLtDestroy(gemm_handle));
+    CUDA_CHECK(cudaDeviceReset()); // with all that is on it
+}
+
+// model_upload: the device's weights and moments = the host's.
+static void model_upload(Model *m)
+{
+    mirror_up(&m->device.params, &m->weights.params);
+    mirror_up(&m->device.grads, &m->weights.grads);
+    mirror_up(&m->device.m, &m->weights.m);
+    mirror_up(&m->device.v, &m->weights.v);
+    CUDA_CHECK(cudaDeviceSynchronize()); // the copies above are not in m->stream
+    LAUNCH(copy_kernel, m->pieces.n, PIECE_THREADS, 0, m->stream,
+           (const float *)m->device.params.base, m->pieces.pieces);
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+}
+
+// model_download: the host's weights, gradients and moments = the device's.
+static void model_download(Model *m)
+{
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    mirror_down(&m->weights.params, &m->device.params);
+    mirror_down(&m->weights.grads, &m->device.grads);
+    mirror_down(&m->weights.m, &m->device.m);
+    mirror_down(&m->weights.v, &m->device.v);
+}
+
+// model_flops: floating-point operations of one training step, exponentials included: 6 per weight
+// and token; per channel and pair 17, and 8 in the products for exact; or 40 per channel and token.
+static double model_flops(const Model *m)
+{
+    const Mix mix = m->config.mix;
+    double pairs = mix.causal ? ((double)m->T + 1) / 2 : (double)m->T;
+    double layer = mix.model == LINEAR ? 40 : (mix.prenorm == EXACT ? 25 : 17) * pairs;
+    double weights = (double)(m->L * 3 * m->C * m->H + m->V * m->C);
+    return (double)(m->B * m->T) * (6 * weights + (double)(m->L * m->H) * layer);
+}
+
+// saved_at: of L layers' saved tensors those of layer l; N positions, H channels, carry of `tiles`
+// tiles, D sequences decoded.
+static Saved saved_at(Saved s, size_t l, size_t N, size_t H, size_t tiles, size_t D)
+{
+    if (s.ac)
+        return {s.ac + l * N * H, s.bc + l * N * H, s.p ? s.p + l * N * H : NULL, s.va + l * N,
+                s.vb + l * N, s.scale + l * (D ? D : N), s.o_rstd + l * (D ? D : N)};
+    return {.carry = s.carry ? s.carry + l * tiles * H : NULL,
+            .max = s.max ? s.max + l * D * H : NULL,
+            .sum = s.sum ? s.sum + l * D * H : NULL};
+}
+
+// layer_acts: the activations of layer l.
+static Acts layer_acts(const Model *m, size_t l)
+{
+    const size_t N = m->B * m->T, C = l * N * m->C, H = l * N * m->H, tile = linear_tile(m->H);
+    const size_t dump = m->config.training.dump != NULL;
+    const size_t x = dump ? C : 0, ab = dump || m->config.mix.model == LINEAR ? 2 * H : 0;
+    const Acts a = m->acts;
+    return {a.x + x, a.r_rstd + l * N, a.y_rstd, a.logits, a.losses, a.r + C, a.a + ab, a.b + ab,
+            a.o + H, a.y, saved_at(a.saved, l, N, m->H, m->B * ((m->T + tile - 1) / tile), 0)};
+}
+
+// model_forward: fills acts, loss and the batch's predictions from its inputs and targets.
+static void model_forward(Model *m)
+{
+    const size_t B = m->B, T = m->T, C = m->C, H = m->H, L = m->L, N = B * T;
+    const Params p = m->params;
+    const Copies w = m->copies;
+    const Acts acts = m->acts;
+    cudaStream_t stream = m->stream;
+    embed_forward(acts.x, m->inputs, p.wte, p.wpe, B, T, C, stream);
+    for (size_t l = 0; l < L; l++) {
+        const Acts k = layer_acts(m, l);
+        float *next = m->config.training.dump ? k.x + N * C : k.x; // x of the layer after
+        normalize_forward(k.r, k.r_rstd, k.x, N, C, stream);
+        matmul_forward(k.a, k.r, w.ab_w + l * 2 * H * C, w.ab_b + l * 2 * H, N, C, 2 * H, stream);
+        mix_forward(k.o, k.saved, k.a, k.b, B, T, H, m->config.mix, stream);
+        matmul_residual(next, k.x, k.o, w.out_w + l * C * H, p.out_b + l * C, N, H, C, stream);
+    }
+    const float *last = m->config.training.dump ? acts.x + L * N * C : acts.x;
+    normalize_forward(acts.y, acts.y_rstd, last, N, C, stream);
+    matmul_residual(acts.logits, NULL, acts.y, w.head_w, NULL, N, C, m->Vp, stream);
+    crossentropy(acts.losses, m->predictions, m->dacts.dlogits, m->result, acts.logits, m->targets,
+                 m->input, N, m->V, m->Vp, stream);
+}
+
+// model_zero_grad: clear the gradients of the parameters.
+static void model_zero_grad(Model *m)
+{
+    LAUNCH(zero_kernel, m->pieces.n, PIECE_THREADS, 0, m->stream, (float *)m->device.grads.base,
+           m->pieces.pieces);
+}
+
+// model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
+static void model_backward(Model *m)
+{
+    const size_t B = m->B, T = m->T, C = m->C, H = m->H, L = m->L, N = B * T;
+    const Params g = m->grads;
+    const Copies w = m->copies;
+    const Acts acts = m->acts;
+    const Dacts d = m->dacts;
+    cudaStream_t stream = m->stream;
+    matmul_backward_weight(g.head_w, 0, NULL, d.partial, d.dlogits, acts.y, N, C, m->V, m->Vp, 1,
+                           stream);
+    matmul_backward_input(d.dr, d.dlogits, w.head_w, N, C, m->Vp, stream);
+    normalize_backward(d.dx, d.dr, acts.y, acts.y_rstd, N, C, 1, stream);
+    for (size_t l = L; l-- > 0;) {
+        const Acts k = layer_acts(m, l);
+        const size_t i = l * H * C;
+        matmul_backward_weight(g.out_w + i, 0, g.out_b + l * C, d.partial, d.dx, k.o, N, H, C, C, 1,
+                               stream);
+        matmul_backward_input(d.d_o, d.dx, w.out_w + i, N, H, C, stream);
+        mix_backward(d.da, d.db, d.d_o, k.saved, k.o, k.a, k.b, d.work, B, T, H, m->config.mix,
+                     stream);
+        matmul_backward_weight(g.right_w + i, (size_t)(g.left_w - g.right_w), g.right_b + l * H,
+                               d.partial, d.da, k.r, N, C, H, 2 * H, 2, stream);
+        matmul_backward_input(d.dr, d.da, w.ab_w + 2 * i, N, C, 2 * H, stream);
+        normalize_backward(d.dx, d.dr, k.r, k.r_rstd, N, C, 0, stream);
+    }
+    embed_backward(g.wte, g.wpe, d.partial, d.dx, m->inputs, B, T, m->V, C, stream);
+}
+
+// model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, after positions 0..t-1;
+// t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
+static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
+{
+    static float *logits;
+    const size_t C = m->C, H = m->H, T = m->T, V = m->V, Vp = m->Vp;
+    const Params p = m->params;
+    const Copies w = m->copies;
+    const Dacts d = m->dacts;
+    const Decoder *decoder = &m->decoder;
+    cudaStream_t stream = m->stream;
+    if (t >= T)
+        die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
+            "hint: train on longer sequences", t, T);
+    CUDA_CHECK(cudaMemcpyAsync(decoder->tokens, tokens, D * sizeof(int), cudaMemcpyHostToDevice,
+                               stream));
+    embed_forward(decoder->x, decoder->tokens, p.wte, p.wpe + t * C, D, 1, C, stream);
+    for (size_t l = 0; l < m->L; l++) {
+        const Saved s = saved_at(decoder->memory, l, m->decode_B * T, H, 0, m->decode_B);
+        normalize_forward(d.dr, d.partial, decoder->x, D, C, stream);
+        matmul_forward(d.da, d.dr, w.ab_w + l * 2 * H * C, w.ab_b + l * 2 * H, D, C, 2 * H, stream);
+        mix_decode(d.d_o, s, d.da, d.db, D, t, T, H, m->config.mix, stream);
+        matmul_residual(decoder->x, decoder->x, d.d_o, w.out_w + l * C * H, p.out_b + l * C, D, H,
+                        C, stream);
+    }
+    normalize_forward(d.dr, d.partial, decoder->x, D, C, stream);
+    matmul_residual(decoder->logits, NULL, d.dr, w.head_w, NULL, D, C, Vp, stream);
+    if (!logits)
+        logits = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
+    CUDA_CHECK(cudaMemcpy2DAsync(logits, V * sizeof(float), decoder->logits, Vp * sizeof(float),
+                                 V * sizeof(float), D, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    return logits;
+}
+
+// ------------------------------------------------------------------------------------------------
+// [train] The loop: batches, updates, evaluation, checkpoints.
+
+// load_batch: inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL, in the slot's host
+// memory; and what the device is told about step `number`.
+static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
+{
+    const Config *c = &m->config;
+    const Training *t = &c->training;
+    size_t count = 0;
+    task_batch(m->task, &c->task_options, t->seed, stream, number, &slot->batch);
+    batch_check(&slot->batch, m->V);
+    for (size_t i = 0; i < m->B * m->T; i++)
+        count += slot->batch.targets[i] != IGNORE;
+    slot->lr = learning_rate(t, number);
+    *slot->input = {slot->lr, 1 / (1 - pow(t->beta1, (double)number + 1)),
+                    1 / (1 - pow(t->beta2, (double)number + 1)),
+                    count ? 1 / (double)count : 0};
+    m->batch = slot->batch;
+}
+
+// batch_up, batch_down: the slot's batch to the device; loss, norm and predictions back.
+static void batch_up(Model *m, const Slot *slot)
+{
+    CUDA_CHECK(cudaMemcpyAsync(m->input, slot->input, slot_bytes(m, 0), cudaMemcpyHostToDevice,
+                               m->stream));
+}
+
+// batch_down: see batch_up.
+static void batch_down(Model *m, const Slot *slot)
+{
+    CUDA_CHECK(cudaMemcpyAsync(slot->result, m->result, slot_bytes(m, 1), cudaMemcpyDeviceToHost,
+                               m->stream));
+}
+
+// run_batch: forward and, if asked, backward of one batch, now; the device has nothing else to do.
+static void run_batch(Model *m, uint64_t stream, long number, int backward)
+{
+    Slot *slot = &m->slots[0];
+    load_batch(m, slot, stream, number);
+    batch_up(m, slot);
+    model_forward(m);
+    if (backward) {
+        model_zero_grad(m);
+        model_backward(m);
+    }
+    batch_down(m, slot);
+    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    m->loss = slot->result->loss;
+}
+
+// stop_if_bad: die over a loss or gradient norm of step `step` that is not finite. The device has
+// changed no weight since, so the step is run again, to name the first value that is not.
+static void stop_if_bad(Model *m, const char *what, double value, long step, uint64_t stream)
+{
+    Arena acts;
+    if (is_finite_bits(value))
+        return;
+    run_batch(m, stream, stream == STREAM_EVAL ? 0 : step, 1);
+    model_download(m);
+    device_copy_out(&acts, &m->acts_arena);
+    training_stop_if_bad(what, value, step, &m->weights, &acts);
+}
+
+// forward_backward: loss and gradients of training batch `step`; dies when the loss is not finite.
+static void forward_backward(Model *m, long step)
+{
+    run_batch(m, STREAM_TRAIN, step, 1);
+    stop_if_bad(m, "loss", m->loss, step, STREAM_TRAIN);
+}
+
+// train_step_kernels: everything the device does in a training step.
+static void train_step_kernels(Model *m)
+{
+    const Training *t = &m->config.training;
+    model_forward(m);
+    model_zero_grad(m);
+    model_backward(m);
+    gradient_norm(m->result, &m->device.grads, &m->pieces, t->grad_clip, m->stream);
+    adamw(&m->device, t, &m->pieces, m->input, m->result, m->stream);
+}
+
+// train_step: give the device training step `step`: batch, update, results back. Nothing waits for
+// it here. The first time its kernels, which a run of the same batch has loaded, become a graph.
+static void train_step(Model *m, long step)
+{
+    Slot *slot = &m->slots[step % SLOTS];
+    if (!m->graph && !TIMING_ON) {
+        run_batch(m, STREAM_TRAIN, step, 1);
+        graph_begin(m->stream);
+        train_step_kernels(m);
+        m->graph = graph_end(m->stream);
+    }
+    if (m->started == m->ended)
+        m->ended_at = seconds_now();
+    load_batch(m, slot, STREAM_TRAIN, step);
+    batch_up(m, slot);
+    if (TIMING_ON)
+        train_step_kernels(m);
+    else
+        CUDA_CHECK(cudaGraphLaunch(m->graph, m->stream));
+    batch_down(m, slot);
+    CUDA_CHECK(cudaEventRecord(slot->done, m->stream));
+    m->started = step + 1;
+}
+
+// train_step_end: wait for the oldest step that the device was given; row = what is logged.
+// Accuracy is before the update.
+static void train_step_end(Model *m, LogRow *row)
+{
+    const long step = m->ended;
+    const Slot *slot = &m->slots[step % SLOTS];
+    CUDA_CHECK(cudaEventSynchronize(slot->done));
+    const double now = seconds_now(), ms = 1e3 * (now - m->ended_at);
+    const StepResult r = *slot->result;
+    m->ended = step + 1;
+    m->ended_at = now;
+    if (!is_finite_bits(r.loss) || !is_finite_bits(r.norm)) {
+        CUDA_CHECK(cudaStreamSynchronize(m->stream));
+        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN);
+        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN);
+    }
+    *row = {step, "train", r.loss, task_score(m->task, &slot->batch, m->B), slot->lr, r.norm, ms,
+            1e3 * (double)(m->B * m->T) / ms};
+}
+
+// evaluate: loss and accuracy on fresh sequences, each prediction given the true past.
+static LogRow evaluate(Model *m, long step)
+{
+    run_batch(m, STREAM_EVAL, 0, 0);
+    stop_if_bad(m, "loss on fresh sequences", m->loss, step, STREAM_EVAL);
+    return {step, "val", m->loss, task_score(m->task, &m->batch, m->B), 0, 0, 0, 0};
+}
+
+// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it predicted.
+static double greedy(Model *m)
+{
+    const size_t prompt = m->task->shape(&m->config.task_options).prompt, T = m->T, V = m->V;
+    const size_t D = m->decode_B;
+    const int *inputs = m->batch.inputs;
+    int *predictions = m->batch.predictions, *tokens = (int *)alloc_zero(D, sizeof(int), "tokens");
+    for (size_t t = 0; t < T; t++) {
+        for (size_t i = 0; i < D; i++)
+            tokens[i] = t < prompt ? inputs[i * T + t] : predictions[i * T + t - 1];
+        const float *logits = model_decode(m, tokens, t, D);
+        for (size_t i = 0; i < D; i++) {
+            const float *x = logits + i * V;
+            int best = 0;
+            for (size_t v = 1; v < V; v++)
+                best = x[v] > x[best] ? (int)v : best;
+            predictions[i * T + t] = best;
+        }
+    }
+    free(tokens);
+    return task_score(m->task, &m->batch, D);
+}
+
+// dump: write training batch 0 with its activations and gradients to the file of --dump.
+static void dump(Model *m, const Options *options)
+{
+    Arena acts;
+    forward_backward(m, 0);
+    model_download(m);
+    device_copy_out(&acts, &m->acts_arena);
+    dump_write(m->config.training.dump, m->batch.inputs, m->batch.targets, m->B, m->T, m->loss,
+               &m->weights, &acts, options, ARCHITECTURE);
+    arena_free(&acts);
+}
+
+// train: take an allocated model through its configuration until the steps are done, --stop-at is
+// reached or Ctrl-C is pressed; evaluate, save and print RESULT. The device is given a step before
+// the one before it is done; it is waited for where its result decides what comes next.
+static void train(Model *m, const Options *options)
+{
+    const Training *t = &m->config.training;
+    const char *task = m->task->name, *model = model_name(&m->config);
+    volatile sig_atomic_t *interrupted = training_interrupted();
+    Log log;
+    LogRow row = {}, val = {};
+    char checkpoint[LOG_PATH];
+    double train_ms = 0;
+    training_load(t, &m->weights, options, ARCHITECTURE);
+    model_upload(m);
+    if (t->dump) {
+        dump(m, options);
+        if (t->steps == 0)
+            return;
+    }
+    long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task,
+                               model, m->gpu);
+    const long first = m->started = m->ended = step;
+    model_upload(m);
+    training_catch_interrupt();
+    for (;; step++) {
+        int last = step >= t->steps || *interrupted;
+        const int eval = t->eval_every && step && step % t->eval_every == 0;
+        const int save = t->save_every && step > first && step % t->save_every == 0;
+        const long wait = last || eval || save || t->stop_at > 0 ? step : step - SLOTS + 1;
+        while (m->ended < wait) {
+            train_step_end(m, &row);
+            train_ms += row.ms;
+            double left = 1e-3 * train_ms / (double)(row.step + 1 - first) *
+                          (double)(t->steps - row.step - 1);
+            log_row(&log, &row);
+            log_progress(&log, &row, t->steps, left, (row.step + 1) % t->print_every == 0);
+        }
+        last |= t->stop_at > 0 && log.last_acc >= t->stop_at;
+        if (last || eval) {
+            val = evaluate(m, step);
+            log_row(&log, &val);
+            log_line(&log, "step %ld: on fresh sequences loss %.4f, accuracy %.2f%%\n", step,
+                     val.loss, 100 * val.acc);
+        }
+        if (log.csv && (last || save)) {
+            model_download(m);
+            checkpoint_save(checkpoint, &m->weights, options, ARCHITECTURE, step);
+        }
+        if (last)
+            break;
+        timing_clear(m->stream);
+        train_step(m, step);
+        if (step - first == 5)
+            timing_report("step 5");
+    }
+    double greedy_acc = m->decode_B ? greedy(m) : -1;
+    if (m->decode_B)
+        task_show(m->task, &m->config.task_options, m->batch.inputs, m->batch.predictions);
+    TaskShape shape = m->task->shape(&m->config.task_options);
+    training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
+                    step > first ? train_ms / (double)(step - first) : 0);
+    log_close(&log);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [main] Options, presets, start.  (ports train_causalrn.c[main])
+
+#define BATCH_320 "--batch-size 320 --schedule constant "
+#define PAPER BATCH_320 "--layers 12 --channels 192 --hidden 192 --lr 5e-4 --steps 2000"
+static const Preset PRESETS[] = {
+    {"main", "--string-size 32 --channels 96 --hidden 96 --lr 1e-3 --schedule constant --steps 600",
+     "`make run`: 32 letters on two cores"},
+    {"copy-s16", PAPER " --string-size 16", "the paper's model, Fig. 4"},
+    {"copy-s32", PAPER " --string-size 32", "the paper's model, Fig. 4"},
+    {"copy-s64", PAPER " --string-size 64", "the paper's model, Fig. 4"},
+    {"copy-s128", PAPER " --string-size 128", "the paper's model, Fig. 2, 3 and 4"},
+    {"copy-s256", PAPER " --string-size 256", "the paper's model, Fig. 4"},
+    {"state-expansion", BATCH_320 "--model linear --layers 6 --channels 96 --hidden 384 --lr 1e-3 "
+     "--steps 1500 --string-size 64", "accuracy against state: --hidden 96 to 1536"},
+    {NULL, NULL, NULL},
+};
+
+// config_options: the command line that fills c.
+static void config_options(Options *options, Config *c)
+{
+    const Option rows[] = {
+        {"model", OPT_CHOICE, &c->mix.model, "quadratic", 0, 0, "quadratic|linear", DEFINES_MODEL,
+         "all pairs, or the factored sum"},
+        {"causal", OPT_CHOICE, &c->mix.causal, "yes", 0, 0, "no|yes", DEFINES_MODEL, "no: BiRN"},
+        {"prenorm", OPT_CHOICE, &c->mix.prenorm, "auto", 0, 0, "exact|approx|none|auto",
+         DEFINES_MODEL, "normalize pairs, sides, nothing; auto: exact, for linear approx"},
+        {"postnorm", OPT_CHOICE, &c->mix.postnorm, "yes", 0, 0, "no|yes", DEFINES_MODEL, "of s"},
+        {"activation", OPT_CHOICE, &c->mix.activation, "exp", 0, 0, "exp|relu|elu|gelu",
+         DEFINES_MODEL, "of every pair"},
+        {"layers", OPT_INT, &c->layers, "2", 1, 1024, "L", DEFINES_MODEL, "blocks"},
+        {"channels", OPT_INT, &c->channels, "64", 1, 1 << 16, "C", DEFINES_MODEL, "width of x"},
+        {"hidden", OPT_INT, &c->hidden, "256", 1, 1 << 16, "H", DEFINES_MODEL, "width of the sum"},
+    };
+    task_options(options, &c->task, &c->task_options);
+    options_add(options, rows, sizeof rows / sizeof *rows);
+    training_options(options, &c->training);
+}
+
+// config_check: resolve --prenorm auto; die over combinations that make no sense, with the reason.
+static void config_check(Config *c)
+{
+    Mix *mix = &c->mix;
+    if (mix->prenorm == AUTO)
+        mix->prenorm = mix->model == LINEAR ? APPROX : EXACT;
+    if (mix->model == LINEAR && mix->activation != EXP)
+        die(EXIT_USAGE, "--model linear: expected --activation exp: only exp(a + b) factors into "
+            "exp(a) exp(b)\nhint: --model quadratic takes every activation");
+    if (mix->model == LINEAR && mix->prenorm == EXACT)
+        die(EXIT_USAGE, "--model linear: expected --prenorm approx or none: exact normalizes every "
+            "pair, so the sum does not factor\nhint: --model quadratic takes exact");
+    if (!mix->causal && TASKS[c->task].shape(&c->task_options).causal)
+        die(EXIT_USAGE, "--causal no: the inputs of --task %s show its targets, a bidirectional "
+            "model reads them\nhint: it is for tasks that do not", TASKS[c->task].name);
+    if (mix->model == QUADRATIC && mix->prenorm == APPROX && c->hidden > 1200)
+        die(EXIT_USAGE, "--hidden %d: expected at most 1200 for --model quadratic --prenorm "
+            "approx: sums reach T exp(2 sqrt(H))\nhint: --model linear has no limit", c->hidden);
+}
+
+static Config config;
+// preset_cost: the cost of the preset just applied to config, for --help.
+static void preset_cost(char *text, size_t size)
+{
+    Model m;
+    config_check(&config);
+    model_plan(&m, &config);
+    snprintf(text, size, "%.3g FLOPs a step", model_flops(&m));
+}
+
+#ifndef TESTING
+// main: parse, plan, print what it will cost, train.
+int main(int argc, char **argv)
+{
+    static Model model;
+    static Options options;
+    training_begin();
+    config_options(&options, &config);
+    options_parse(&options, PRESETS, argc, argv,
+                  "train_causalrn_gpu: CausalRN on the GPU. Without options: copying 16 letters.",
+                  preset_cost);
+    config_check(&config);
+    training_check(&config.training);
+    mix_check((size_t)config.hidden, config.mix);
+    threads_set(config.training.threads);
+    model_plan(&model, &config);
+    options_print(stdout, "", &options);
+    training_print("CausalRN, " PRECISION_NAME, &model.weights, "wte,wpe", model_flops(&model),
+                   model.B * model.T, model_bytes(&model));
+    model.gpu = cuda_start();
+    cuda_memory_check(model_bytes(&model));
+    const size_t free_bytes = cuda_memory_free();
+    model_alloc(&model);
+    printf("GPU memory: %.2f GiB taken\n", (double)(free_bytes - cuda_memory_free()) / GIB);
+    train(&model, &options);
+    model_free(&model);
+    return training_end();
+}
+#endif

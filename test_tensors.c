@@ -7,7 +7,9 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#ifndef POISON
 #define POISON // new arenas hold NaN, as under `make debug`
+#endif
 #include "dev/testing.h"
 #include "util/training.h"
 #if defined(__has_feature)

@@ -221,7 +221,7 @@ noncausal() {
 start=$(date +%s)
 others >"$work/others.log" 2>&1 &
 others_pid=$!
-fails "--causal no" 2 "causal yes" $bf16 --causal no
+fails "--causal no" 2 "a bidirectional model" $bf16 --causal no
 fails "--model linear --activation relu" 2 "activation exp" $bf16 --model linear --activation relu
 fails "B = 10^6" 4 "needs .* GiB, .* GiB are free" $bf16 --batch-size 1000000 --layers 12
 fails "--model linear --hidden 4096" 2 "at most 3072" $bf16 --model linear --hidden 4096

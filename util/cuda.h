@@ -203,13 +203,6 @@ static inline void device_alloc(DeviceArena *a, void *fields)
     }
 }
 
-// device_free: give the memory back.
-static inline void device_free(DeviceArena *a)
-{
-    CUDA_CHECK(cudaFree(a->base));
-    a->base = NULL;
-}
-
 // device_download: out (size of the tensor) = row i of the arena, as floats.
 static inline void device_download(float *out, const DeviceArena *a, int i)
 {

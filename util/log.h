@@ -15,7 +15,6 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/file.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -64,18 +63,6 @@ static inline Log log_none(void)
     log.started = seconds_now();
     log.first_99 = -1;
     return log;
-}
-
-// peak_memory: the largest resident size of this process so far, in bytes.
-static inline double peak_memory(void)
-{
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-#ifdef __APPLE__
-    return (double)usage.ru_maxrss;
-#else
-    return 1024.0 * (double)usage.ru_maxrss;
-#endif
 }
 
 // duration_text: seconds as "12s", "3m05s" or "2h07m".

@@ -356,8 +356,8 @@ static inline void training_stop_if_bad(const char *what, double value, long ste
         name = arena_first_bad(arenas[i], &index);
     die(EXIT_FAIL,
         "step %ld: the %s is %g; first bad value: %s %s[%zu]; no weight was changed\n"
-        "hint: a smaller --lr, a longer --warmup or a smaller --grad-clip; a checkpoint, if any, is "
-        "of an earlier step",
+        "hint: a smaller --lr, a longer --warmup or a smaller --grad-clip; a checkpoint, if any, "
+        "is of an earlier step",
         step, what, value, name ? arenas[i - 1]->what : "none", name ? name : "", index);
 }
 

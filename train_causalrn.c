@@ -230,8 +230,8 @@ static void quadratic_forward(float *out, Saved saved, const float *a, const flo
 }
 
 // quadratic_backward: da (T,H) =, db (T,H) = from dout (T,H), what the forward saved and its a, b.
-// With g = dL/dsum, s1 = sum_h g e', s2 = sum_h g e' z, and for every pair M = -r^2 s2/H, N = -r
-// s1/H (0 unless prenorm is exact), a and b centred,
+// With g = dL/dsum, P = p / scale, s1 = sum_h g e', s2 = sum_h g e' z, and in their place N = -r
+// s1/H, M = -r^2 s2/H of every pair (0 unless prenorm is exact), a and b centred,
 //   da_u = g P_u + sum_v N + a_u sum_v M + (M b)_u
 //   db_v = sum_u r g e' + sum_u N + b_v sum_u M + (M^T a)_v
 static void quadratic_backward(float *da, float *db, const float *dout, Saved saved, const float *a,

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # causalrn_dumps.sh: dump one batch of every variant of train_causalrn and let causalrn.py recompute
-# it in float64. Ends with `N passed, N failed`.
+# it in float64; make the goldens again and compare. Ends with `N passed, N failed`.
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 dir=$(mktemp -d)
@@ -29,6 +29,18 @@ for postnorm in yes no; do
     for prenorm in approx none; do
         try --model linear --prenorm $prenorm --postnorm $postnorm
     done
+done
+# The committed goldens are what the script writes.
+python3 dev/ref/causalrn.py --golden "$dir/goldens" >/dev/null
+for golden in dev/ref/causalrn_goldens/*.safetensors; do
+    if build/diff "$golden" "$dir/goldens/${golden##*/}" --forward 1e-12 --grad 1e-12 --all \
+        >"$dir/log" 2>&1; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAIL $golden"
+        tail -n 5 "$dir/log"
+    fi
 done
 echo "$passed passed, $failed failed"
 [ "$failed" -eq 0 ]

@@ -315,10 +315,32 @@ static void test_batch_text(void)
     CHECK(!strcmp(out.text, shown), "expected\n%sgot\n%s", shown, out.text);
     batch_free(&batch);
 }
+// check_ignored: in a child: two batches without a target.
+static void check_ignored(void *unused)
+{
+    Batch batch;
+    (void)unused;
+    batch_alloc(&batch, 1, 4);
+    for (int t = 0; t < 4; t++)
+        batch.targets[t] = IGNORE;
+    batch_check(&batch, COPY_VOCAB);
+    batch_check(&batch, COPY_VOCAB);
+}
+
+// test_ignored: a batch without a target is no error; it is warned of, once (A15).
+static void test_ignored(void)
+{
+    Outcome out = run_child(check_ignored, NULL);
+    const char *first = strstr(out.text, "warning: every target");
+    CHECK(out.code == 0 && first && !strstr(first + 1, "warning"), "one warning, got %d and %s",
+          out.code, out.text);
+}
+
 
 int main(void)
 {
     make_dir();
+    test_ignored();
     test_copying_layout();
     test_copying_golden();
     test_copying_letters();

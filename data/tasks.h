@@ -132,21 +132,26 @@ static inline void batch_free(Batch *batch)
     free(batch->predictions);
 }
 
-// batch_check: die over an input outside 0..V-1 or a target that is neither that nor IGNORE.
+// batch_check: die over an input outside 0..V-1 or a target that is neither that nor IGNORE; warn,
+// once, of a batch whose targets are all ignored: its loss is 0 and so is its gradient.
 static inline void batch_check(const Batch *batch, size_t V)
 {
-    size_t T = batch->T;
+    static int warned;
+    size_t T = batch->T, supervised = 0;
     for (size_t i = 0; i < batch->B * T; i++) {
         int input = batch->inputs[i], target = batch->targets[i];
+        supervised += target != IGNORE;
         if (input < 0 || (size_t)input >= V)
             die(EXIT_DATA, "batch row %zu, position %zu: expected a token from 0 to %zu, got %d",
                 i / T, i % T, V - 1, input);
         if (target != IGNORE && (target < 0 || (size_t)target >= V))
             die(EXIT_DATA,
-                "batch row %zu, position %zu: expected a target from 0 to %zu or %d for none, got "
-                "%d",
+                "batch row %zu, position %zu: expected a target from 0 to %zu or %d for none, "
+                "got %d",
                 i / T, i % T, V - 1, IGNORE, target);
     }
+    if (!supervised && !warned++)
+        warn("every target of a batch is ignored (%d): its loss is 0, it teaches nothing", IGNORE);
 }
 
 // task_batch: fill inputs and targets with sequences number * B to number * B + B - 1 of the family

@@ -28,7 +28,6 @@ export OMP_WAIT_POLICY ?= passive
 
 # GPUs: 8.0 and newer. ARCH=90 builds for one generation.
 ARCH ?= native
-FAT := -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90a,code=sm_90a
 NVCC_FOUND := $(shell command -v $(NVCC) 2>/dev/null)
 NVCC_ARCH = -arch=$(if $(filter native,$(ARCH)),native,sm_$(ARCH))
 NVCC_FLAGS = -std=c++17 -O3 -Xcompiler -fopenmp $(VERSION) $(NVCC_ARCH) -lcublas -lcublasLt

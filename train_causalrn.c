@@ -1164,6 +1164,7 @@ static void config_check(Config *c)
 }
 
 static Config config;
+
 // preset_cost: the cost of the preset just applied to config, for --help.
 static void preset_cost(char *text, size_t size)
 {

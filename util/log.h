@@ -196,13 +196,12 @@ static inline int log_start(Log *log, long step)
     size_t room = 0;
     off_t keep = 0;
     long last = -1;
-    int header = 0, ended = step < 0;
-    for (ssize_t n; !ended && (n = getline(&line, &room, log->csv)) > 0;) {
+    int header = 0;
+    for (ssize_t n; step >= 0 && (n = getline(&line, &room, log->csv)) > 0;) {
         char *at;
         long row = strtol(line, &at, 10);
         int data = at != line && *at == ',', train = data && !strncmp(at, ",train,", 7);
-        ended = line[n - 1] != '\n' || (data && row >= step);
-        if (ended)
+        if (line[n - 1] != '\n' || (data && row >= step))
             break;
         header |= !strncmp(line, LOG_COLUMNS, strlen(LOG_COLUMNS));
         char *loss = data ? strchr(at + 1, ',') : NULL, *acc = loss ? strchr(loss + 1, ',') : NULL;

@@ -266,6 +266,14 @@ static inline void options_apply_preset(const Options *options, const Preset *pr
     options_parse_words(options, count, words, preset->name);
 }
 
+// options_reset: give every option that has a default its default.
+static inline void options_reset(const Options *options)
+{
+    for (int i = 0; i < options->n; i++)
+        if (options->rows[i].def)
+            option_set(&options->rows[i], options->rows[i].def);
+}
+
 // options_help: print every option with type, default and unit, and every preset. `cost` (may be
 // NULL) gives a preset's cost as text: it is called with the preset's options applied.
 static inline void options_help(const Options *options, const Preset *presets, const char *usage,
@@ -284,9 +292,7 @@ static inline void options_help(const Options *options, const Preset *presets, c
     printf("\nPresets (--preset NAME; other options given override it):\n");
     for (const Preset *p = presets; p && p->name; p++) {
         char text[64] = "";
-        for (int i = 0; i < options->n; i++)
-            if (options->rows[i].def)
-                option_set(&options->rows[i], options->rows[i].def);
+        options_reset(options);
         options_apply_preset(options, p);
         if (cost)
             cost(text, sizeof text);
@@ -303,9 +309,7 @@ static inline void options_parse(const Options *options, const Preset *presets, 
                                  void (*cost)(char *text, size_t size))
 {
     const Option *help = options_find(options, "help"), *preset = options_find(options, "preset");
-    for (int i = 0; i < options->n; i++)
-        if (options->rows[i].def)
-            option_set(&options->rows[i], options->rows[i].def);
+    options_reset(options);
     options_parse_words(options, argc, argv, "");
     if (help && *(int *)help->value) {
         options_help(options, presets, usage, cost);

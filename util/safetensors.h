@@ -28,6 +28,8 @@ static_assert(sizeof(off_t) == 8, "build with -D_FILE_OFFSET_BITS=64: files exce
 #error "safetensors are little-endian, and this header reads and writes them without swapping bytes"
 #endif
 
+#define ST_TEMP ".tmp-" // between a file's name and what makes its temporary one unique
+
 // A tensor to write.
 typedef struct {
     const char *name;
@@ -259,7 +261,7 @@ static inline size_t st_write(const char *path, const StMeta *meta, size_t n_met
     if (!lstat(path, &info) && !S_ISREG(info.st_mode) && !S_ISLNK(info.st_mode))
         die(EXIT_DATA, "%s: cannot save; expected a new name or a regular file, got a %s\n%s", path,
             S_ISDIR(info.st_mode) ? "directory" : "special file", untouched);
-    sprintf(temp, "%s.tmp-XXXXXX", path);
+    sprintf(temp, "%s" ST_TEMP "XXXXXX", path);
     int fd = mkstemp(temp), reason;
     if (fd < 0)
         die(EXIT_DATA, "%s: cannot save; expected to create %s, got: %s\n%s", path, temp,

@@ -19,14 +19,8 @@ typedef struct {
     InitKind kind;
     double std;
 } Init;
-#define INIT_ZERO                                                                                  \
-    {                                                                                              \
-        INIT_KIND_ZERO, 0                                                                          \
-    }
-#define INIT_NORMAL(std)                                                                           \
-    {                                                                                              \
-        INIT_KIND_NORMAL, (std)                                                                    \
-    }
+#define INIT_ZERO {INIT_KIND_ZERO, 0}
+#define INIT_NORMAL(std) {INIT_KIND_NORMAL, (std)}
 
 enum { NO_DECAY = 0, DECAY = 1, TENSOR_DIMS = 4, TENSORS_MAX = 64 };
 
@@ -40,10 +34,8 @@ typedef struct {
 } Tensor;
 
 // ACTIVATION: a table row without initialisation, for activations and scratch.
-#define ACTIVATION(name, type, field, ...)                                                         \
-    {                                                                                              \
-        name, {__VA_ARGS__}, INIT_ZERO, 0, 0, offsetof(type, field)                                \
-    }
+#define ACTIVATION(name, type, field, ...) \
+    {name, {__VA_ARGS__}, INIT_ZERO, 0, 0, offsetof(type, field)}
 
 typedef struct {
     const char *what; // for messages: "parameters"

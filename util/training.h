@@ -223,7 +223,6 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
                 o->name, theirs ? theirs : "(unknown)", ours, o->name, theirs ? theirs : ours,
                 strcmp(o->name, "steps") ? "" : "; only --schedule constant lets them change");
     }
-    errno = 0;
     size_t digits = step_text ? strspn(step_text, "0123456789") : 0;
     if (!digits || digits > 10 || step_text[digits] || strtol(step_text, NULL, 10) > 1000000000)
         die(EXIT_DATA, "%s: expected a step number in its metadata, got %s", path,
@@ -302,7 +301,7 @@ static inline void training_clean(const char *dir)
 {
     DIR *d = opendir(dir);
     for (struct dirent *e; d && (e = readdir(d));)
-        if (!strncmp(e->d_name, CHECKPOINT_NAME ".tmp", strlen(CHECKPOINT_NAME ".tmp")))
+        if (!strncmp(e->d_name, CHECKPOINT_NAME ST_TEMP, strlen(CHECKPOINT_NAME ST_TEMP)))
             unlinkat(dirfd(d), e->d_name, 0);
     if (d)
         closedir(d);

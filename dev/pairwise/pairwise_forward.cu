@@ -53,6 +53,7 @@ __global__ void __launch_bounds__(128)
     const floatX *a = ac + row * H;
     for (int d = threadIdx.x; d < 2 * H; d += blockDim.x)
         sums[d] = 0;
+    __syncthreads(); // sums[H + d] was cleared by another thread than d's
     for (int v = 0; v < (opt.causal ? u + 1 : T); v++) {
         const floatX *b = bc + (row0 + v) * H;
         float r = 1, sum = 0, value, slope;

@@ -774,7 +774,7 @@ int main(int argc, char **argv)
         "backward", 1,    kernels, sizeof kernels / sizeof *kernels, shapes,
         sizeof shapes / sizeof *shapes, NULL,
 #ifdef PRECISION_BF16
-        run_da, "da", 0
+        run_da, refuse_fast, "da", 0
 #endif
     };
     return pair_ladder(argc, argv, &ladder);

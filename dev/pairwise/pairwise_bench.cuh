@@ -287,8 +287,8 @@ static void pair_ceiling(const BenchOptions *opt)
 
 // ---- the ladders ----
 
-// What a ladder has of its own. part: a step of its launchers that is timed by itself at the
-// paper's shape, NULL for none; it moves part_arrays arrays of (B,T,H), 0 = not only those.
+// What a ladder has of its own. part: a step of its launchers that is timed by itself where
+// part_refuse allows it, NULL for none; it moves part_arrays arrays of (B,T,H), 0 = not only those.
 typedef struct PairLadder {
     const char *name;
     int backward;
@@ -298,6 +298,7 @@ typedef struct PairLadder {
     size_t num_shapes;
     int (*more_checks)(const struct PairLadder *, const BenchOptions *); // or NULL
     void (*part)(const void *layer, cudaStream_t stream);
+    const char *(*part_refuse)(const void *layer); // or NULL
     const char *part_name;
     int part_arrays;
 } PairLadder;
@@ -338,7 +339,8 @@ static int pair_case(const PairLadder *ladder, size_t B, size_t T, size_t H, Pai
     c.work = pair_exps(&x.layer);
     c.unit = "Gexp";
     int failed = bench_case(&c, bench);
-    if (!bench->check_only && ladder->part)
+    if (!bench->check_only && ladder->part &&
+        !(ladder->part_refuse && ladder->part_refuse(&x.layer)))
         pair_time_part(ladder, &x.layer, bench);
     pair_free(&x);
     return failed;

@@ -436,6 +436,6 @@ int main(int argc, char **argv)
                                        {1, 2, 12289}};
     static const PairLadder ladder = {
         "forward",   0,        kernels,    NUM_KERNELS, shapes, sizeof shapes / sizeof *shapes,
-        more_checks, pair_center, "centring", 4};
+        more_checks, pair_center, NULL,    "centring",  4};
     return pair_ladder(argc, argv, &ladder);
 }

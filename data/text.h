@@ -196,7 +196,7 @@ static inline void text_checksum(const TextFile *f, char *text)
         st_sum_add(&sum, f->map, f->bytes);
     else
         for (size_t i = 0; i < PIECES; i++)
-            st_sum_add(&sum, f->map + (f->bytes - PIECE) / (PIECES - 1) * i, PIECE);
+            st_sum_add(&sum, f->map + (f->bytes - PIECE) * i / (PIECES - 1), PIECE);
     st_sum_hex(&sum, text);
 }
 

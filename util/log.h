@@ -6,8 +6,8 @@
 //
 // log.csv: `#` lines (configuration, git hash, compiler, device), then the header LOG_COLUMNS, then
 // one line a record, flushed at once. Step s of split "train" is measured before update s; split
-// "val" at s after s updates. A "val" of text is followed by "val_bits": the same, but its loss is
-// in bits per character.
+// "val" at s after s updates. Before a "val" of text stands "val_bits": the same with its loss in
+// bits per character.
 #ifndef SEQ_UTIL_LOG_H
 #define SEQ_UTIL_LOG_H
 
@@ -322,11 +322,11 @@ static inline void log_eval(Log *log, const LogRow *val)
     LogRow bits = *val;
     if (!is_finite_bits(val->loss))
         return;
-    log_row(log, val);
     bits.split = "val_bits";
     bits.loss = val->bits;
     if (val->bits > 0)
         log_row(log, &bits);
+    log_row(log, val);
     if (val->bits > 0)
         log_line(log, "step %ld: held out: loss %.4f, %.4f bits per character, accuracy %.2f%%\n",
                  val->step, val->loss, val->bits, 100 * val->acc);

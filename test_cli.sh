@@ -303,8 +303,8 @@ test_refused_texts() {
     refused 2 "--sample 7: after a prompt of 1 tokens the model would read 7" $text fox --sample 7
     refused 2 "--sample 60: after.*6 positions" $text fox --sample 60
     refused 2 "--sample 1: after a prompt of 10 tokens" $text fox --sample 1 --prompt 0123456789
-    works $text fox --steps 1 --sample 6 --out full # every position, and a prompt of all but none
-    works $text fox --steps 1 --sample 1 --prompt 012345 --out full2
+    works $text fox --steps 1 --sample 6 --out every6 # every position, and a prompt of all but none
+    works $text fox --steps 1 --sample 1 --prompt 012345 --out every1
     if [ "$(id -u)" = 0 ]; then
         skip "a text that may not be read" "root may read it"
     else

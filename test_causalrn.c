@@ -132,7 +132,7 @@ static double layer_loss(void *context)
 // config_make: a configuration for the task ANY.
 static Config config_make(Mix mix, int B, int T, int C, int H, int L)
 {
-    Config c = {mix, L, C, H, ANY, {T}, {0}};
+    Config c = {mix, L, C, H, ANY, {.string_size = T}, {0}};
     c.training = (Training){.batch_size = B, .steps = 100, .lr = 1e-3, .seed = 1};
     c.training.beta1 = 0.9;
     c.training.beta2 = 0.999;

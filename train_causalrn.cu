@@ -1463,7 +1463,7 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
 }
 
 // Sums over all N rows are made in slices of them, and these then added in their order.
-enum { SLICES = 64, TOKEN_SLICES = 256, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
+enum { SLICES = 64, TOKEN_SLICES = 512, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
 enum { BIAS_WARPS = 16 };
 
 // slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
@@ -2221,14 +2221,16 @@ static void run_batch(Model *m, uint64_t stream, long number, int backward)
     m->loss = slot->result->loss;
 }
 
-// stop_if_bad: die over a loss or gradient norm of step `step` that is not finite. The device has
-// changed no weight since, so the step is run again, to name the first value that is not.
-static void stop_if_bad(Model *m, const char *what, double value, long step, uint64_t stream)
+// stop_if_bad: die at step `step` over a loss or gradient norm, of batch `number`, that is not
+// finite. The device has changed no weight since, so the batch is run again, to name the first
+// value that is not.
+static void stop_if_bad(Model *m, const char *what, double value, long step, uint64_t stream,
+                        long number)
 {
     Arena acts;
     if (is_finite_bits(value))
         return;
-    run_batch(m, stream, stream == STREAM_EVAL ? 0 : step, 1);
+    run_batch(m, stream, number, 1);
     device_weights_down(&m->weights, &m->device);
     device_copy_out(&acts, &m->acts_arena);
     training_stop_if_bad(what, value, step, &m->weights, &acts);
@@ -2238,7 +2240,7 @@ static void stop_if_bad(Model *m, const char *what, double value, long step, uin
 static void forward_backward(Model *m, long step)
 {
     run_batch(m, STREAM_TRAIN, step, 1);
-    stop_if_bad(m, "loss", m->loss, step, STREAM_TRAIN);
+    stop_if_bad(m, "loss", m->loss, step, STREAM_TRAIN, step);
 }
 
 // train_step_kernels: everything the device does in a training step.
@@ -2286,48 +2288,53 @@ static void train_step_end(Model *m, LogRow *row)
     const long step = d->ended;
     const Slot *slot = &d->slots[step % SLOTS];
     CUDA_CHECK(cudaEventSynchronize(slot->done));
-    const double now = seconds_now(), ms = 1e3 * (now - d->ended_at);
+    const double now = seconds_now(), seconds = now - d->ended_at;
     const StepResult r = *slot->result;
     d->ended = step + 1;
     d->ended_at = now;
     if (!is_finite_bits(r.loss) || !is_finite_bits(r.norm)) {
         CUDA_CHECK(cudaStreamSynchronize(d->stream));
-        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN);
-        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN);
+        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step);
+        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step);
     }
-    *row = {step, "train", r.loss, task_score(m->task, &slot->batch, m->B), slot->lr, r.norm, ms,
-            1e3 * (double)(m->B * m->T) / ms};
+    *row = log_train_row(step, r.loss, task_score(m->task, &slot->batch, m->B), slot->lr, r.norm,
+                         seconds, m->B * m->T);
 }
 
-// evaluate: loss and accuracy on fresh sequences, each prediction given the true past.
+// evaluate: loss and accuracy on sequences never trained on, each prediction given the true past.
 static LogRow evaluate(Model *m, long step)
 {
-    run_batch(m, STREAM_EVAL, 0, 0);
-    stop_if_bad(m, "loss on fresh sequences", m->loss, step, STREAM_EVAL);
-    return {step, "val", m->loss, task_score(m->task, &m->batch, m->B), 0, 0, 0, 0};
+    Evaluation sum = {};
+    for (long i = 0; i < task_eval_batches(m->task, &m->config.task_options, m->B); i++) {
+        run_batch(m, STREAM_EVAL, i, 0);
+        stop_if_bad(m, "loss on fresh sequences", m->loss, step, STREAM_EVAL, i);
+        evaluation_add(&sum, m->task, &m->config.task_options, &m->batch, m->loss);
+    }
+    return evaluation_row(&sum, step);
 }
 
-// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it predicted.
-static double greedy(Model *m)
+// decode: said (D,n) = the token chosen at each position when the model reads the first `given`
+// tokens of inputs (D,n) and then what it said.
+static void decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
+                   Sampler sampler)
 {
-    const size_t prompt = m->task->shape(&m->config.task_options).prompt, T = m->T, V = m->V;
-    const size_t D = m->decode_B;
-    const int *inputs = m->batch.inputs;
-    int *predictions = m->batch.predictions, *tokens = (int *)alloc_zero(D, sizeof(int), "tokens");
-    for (size_t t = 0; t < T; t++) {
+    int *tokens = (int *)alloc_zero(D, sizeof(int), "tokens");
+    for (size_t t = 0; t < n; t++) {
         for (size_t i = 0; i < D; i++)
-            tokens[i] = t < prompt ? inputs[i * T + t] : predictions[i * T + t - 1];
-        const float *logits = model_decode(m, tokens, t, D);
-        for (size_t i = 0; i < D; i++) {
-            const float *x = logits + i * V;
-            int best = 0;
-            for (size_t v = 1; v < V; v++)
-                best = x[v] > x[best] ? (int)v : best;
-            predictions[i * T + t] = best;
-        }
+            tokens[i] = t < given ? inputs[i * n + t] : said[i * n + t - 1];
+        const float *logits = model_decode(m, tokens, t, D), *x = logits;
+        for (size_t i = 0; i < D; i++, x += m->V)
+            said[i * n + t] = sampler_choose(&sampler, x, sizeof(float), m->V, i, t);
     }
     free(tokens);
-    return task_score(m->task, &m->batch, D);
+}
+
+// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it said.
+static double greedy(Model *m)
+{
+    size_t prompt = m->task->shape(&m->config.task_options).prompt;
+    decode(m, m->batch.predictions, m->batch.inputs, prompt, m->T, m->decode_B, {});
+    return task_score(m->task, &m->batch, m->decode_B);
 }
 
 // dump: write training batch 0 with its activations and gradients to the file of --dump.
@@ -2349,11 +2356,9 @@ static void train(Model *m, const Options *options)
 {
     const Training *t = &m->config.training;
     const char *task = m->task->name, *model = model_name(&m->config);
-    volatile sig_atomic_t *interrupted = training_interrupted();
     Log log;
     LogRow row = {}, val = {};
     char checkpoint[LOG_PATH];
-    double train_ms = 0;
     training_load(t, &m->weights, options, ARCHITECTURE);
     model_upload(m);
     if (t->dump) {
@@ -2363,30 +2368,24 @@ static void train(Model *m, const Options *options)
     }
     long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task,
                                model, m->device.name);
-    const long first = m->device.started = m->device.ended = step;
+    m->device.started = m->device.ended = step;
     model_upload(m);
     training_catch_interrupt();
     for (;; step++) {
-        int last = step >= t->steps || *interrupted;
         const int eval = t->eval_every && step && step % t->eval_every == 0;
-        const int save = t->save_every && step > first && step % t->save_every == 0;
+        const int save = t->save_every && step % t->save_every == 0;
+        int last = training_over(t, &log, step);
         const long wait = last || eval || save || t->stop_at > 0 ? step : step - SLOTS + 1;
         while (m->device.ended < wait) {
             train_step_end(m, &row);
-            train_ms += row.ms;
-            double left = 1e-3 * train_ms / (double)(row.step + 1 - first) *
-                          (double)(t->steps - row.step - 1);
-            log_row(&log, &row);
-            log_progress(&log, &row, t->steps, left, (row.step + 1) % t->print_every == 0);
+            log_step(&log, &row, t->steps, (row.step + 1) % t->print_every == 0);
         }
-        last |= t->stop_at > 0 && log.last_acc >= t->stop_at;
+        last = last || (t->stop_at > 0 && training_over(t, &log, step));
         if (last || eval) {
             val = evaluate(m, step);
-            log_row(&log, &val);
-            log_line(&log, "step %ld: on fresh sequences loss %.4f, accuracy %.2f%%\n", step,
-                     val.loss, 100 * val.acc);
+            log_eval(&log, &val);
         }
-        if (log.csv && (last || save)) {
+        if (log.csv && (last || (log.steps && save))) {
             device_weights_down(&m->weights, &m->device);
             checkpoint_save(checkpoint, &m->weights, options, ARCHITECTURE, step);
         }
@@ -2394,15 +2393,20 @@ static void train(Model *m, const Options *options)
             break;
         timing_clear(m->device.stream);
         train_step(m, step);
-        if (step - first == 5)
-            timing_report("step 5");
+        if (log.steps == 4)
+            timing_report("a step");
     }
-    double greedy_acc = m->decode_B ? greedy(m) : -1;
-    if (m->decode_B)
-        task_show(m->task, &m->config.task_options, m->batch.inputs, m->batch.predictions);
-    TaskShape shape = m->task->shape(&m->config.task_options);
+    const TaskOptions *o = &m->config.task_options;
+    TaskShape shape = m->task->shape(o);
+    double greedy_acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
+    if (greedy_acc >= 0)
+        task_show(m->task, o, m->batch.inputs, m->batch.predictions);
+    if (o->sample) {
+        decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
+        task_show_sample(m->task, o);
+    }
     training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
-                    step > first ? train_ms / (double)(step - first) : 0);
+                    log_ms_per_step(&log));
     log_close(&log);
 }
 
@@ -2451,12 +2455,9 @@ static void config_check(Config *c)
     Mix *mix = &c->mix;
     if (mix->prenorm == AUTO)
         mix->prenorm = mix->model == LINEAR ? APPROX : EXACT;
-    if (mix->model == LINEAR && mix->activation != EXP)
-        die(EXIT_USAGE, "--model linear: expected --activation exp: only exp(a + b) factors into "
-            "exp(a) exp(b)\nhint: --model quadratic takes every activation");
-    if (mix->model == LINEAR && mix->prenorm == EXACT)
-        die(EXIT_USAGE, "--model linear: expected --prenorm approx or none: exact normalizes every "
-            "pair, so the sum does not factor\nhint: --model quadratic takes exact");
+    if (mix->model == LINEAR && (mix->activation != EXP || mix->prenorm == EXACT))
+        die(EXIT_USAGE, "--model linear: expected --activation exp and --prenorm approx or none: "
+            "else the sum over pairs does not factor\nhint: --model quadratic takes all of them");
     if (!mix->causal && TASKS[c->task].shape(&c->task_options).causal)
         die(EXIT_USAGE, "--causal no: the inputs of --task %s show its targets, a bidirectional "
             "model reads them\nhint: it is for tasks that do not", TASKS[c->task].name);
@@ -2490,6 +2491,7 @@ int main(int argc, char **argv)
     training_check(&config.training);
     mix_check((size_t)config.hidden, config.mix);
     threads_set(config.training.threads);
+    task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 1);
     model_plan(&model, &config);
     options_print(stdout, "", &options);
     training_print("CausalRN, " PRECISION_NAME, &model.weights, "wte,wpe", model_flops(&model),

@@ -14,12 +14,12 @@
 //   7  6 + the next tile in flight to shared memory      NOT YET MEASURED
 //   8  5 + the same                                      NOT YET MEASURED
 //   9  4 + the same                                      NOT YET MEASURED
-// Measured is 3 to 9 with each 16-byte store split into four (see store in chain.cuh); the rows are
-// in dev/results/cumsum.tsv. There 5 won with 93 / 82 / 83% of a copy; torch.cumsum took 3.3, 20
-// and 155 times as long. Why the others lost: 1, 2: too few threads where B D is small. 3: reads x
-// twice. 4: 241 carries passed on one after another at T = 65536; over short T it is as good. 6:
-// 258 rows are two tiles of 144, which then wait for each other. 7 to 9: two or three blocks a
-// multiprocessor overlap loads with work already; the way through shared memory only costs.
+// dev/results/cumsum.tsv has 3 to 9 with each 16-byte store split into four (see store in
+// chain.cuh). There 5 won with 93 / 82 / 83% of a copy; torch.cumsum took 3.3, 20 and 155 times as
+// long. Why the others lost: 1, 2: too few threads where B D is small. 3: reads x twice. 4: 241
+// carries passed on one after another at T = 65536; over short T it is as good. 6: 258 rows are two
+// tiles of 144, which then wait for each other. 7 to 9: two or three blocks a multiprocessor
+// overlap loads with work already; the way through shared memory only costs.
 //
 // Accuracy: within a thread's rows in fp32; every longer sum in double, split into two floats
 // (hi, lo) where it meets the rows, out = hi + (lo + local): 20,000,000 ones give 20,000,000.

@@ -17,14 +17,13 @@
 //   1  a thread a channel                                1752 (41%) /  281 (7%) /   37 (1%)
 //   2  one pass, tiles of 96 rows, 2 blocks              NOT YET MEASURED
 //   3  one pass, tiles of 64 rows, 3 blocks              NOT YET MEASURED
-// Measured are the one-pass kernels with each 16-byte store split into four (see store in
-// chain.cuh); the rows are in dev/results/cumsum.tsv. There forward 3 won with 63 / 71 / 71% of a
-// copy, backward 2 with 85 / 88 / 90%; torch.logcumsumexp took 2.9, 23 and 182 times as long as 3.
-// What an element costs a multiprocessor, in cycles, by the instructions counted in the compiled
-// kernels: a copy at full speed 0.42; 2, 3: three exponentials or logarithms 0.19 and about 26
-// instructions 0.20, the pair's joins on top; 4 to 7: two, and 14 instructions, 0.13 and 0.11. 7
-// has its joins read ahead, no bank conflicts, three blocks that hold all 258 rows of the first
-// shape in one tile, and a start that does not wait until the words are cleared.
+// dev/results/cumsum.tsv has the one-pass kernels with each 16-byte store split into four (see
+// store in chain.cuh). There forward 3 won with 63 / 71 / 71% of a copy, backward 2 with 85 / 88 /
+// 90%; torch.logcumsumexp took 2.9, 23 and 182 times as long as 3.
+// What an element costs a multiprocessor in cycles, counted by hand: its share of a copy 0.44; 2,
+// 3: three exponentials or logarithms 0.19, some 26 instructions 0.20, and the joins; 4 to 7: two
+// 0.13, some 14 instructions 0.11. 7 besides: joins read ahead, no bank conflicts, tiles that hold
+// all 258 rows of the first shape with three blocks, no wait at the start for cleared words.
 //
 // A sum is a pair (m, s), worth s exp(m), with m the largest x so far and 1 <= s <= T: adding an x
 // costs one exponential, whichever of the two is larger, and reading the value one logarithm. A
@@ -275,11 +274,11 @@ struct SumsOf<1, HIGH, W> {
 // all its terms relative to its own largest x, once, and sums them: S_r. With everything before
 // them in A, relative to M, the larger of the two maxima, y = M + log(A + S_r B). That is as good
 // as pairs if the sum is at least 2^-16 of e^M from the thread's first row on: terms that vanish
-// (2^-126) do not count, and the logarithm is off by 2^-22 of its value, as for a pair of T = 2^16.
-// Otherwise (jumps, leading -inf, +inf, NaN) the thread reads its rows again and adds them as
-// pairs. ASYNC: the next tile is on its way to shared memory meanwhile. FLAT: shared arrays as
-// Planes, joins with one exponential, and a start while the words are still being cleared. y must
-// not alias x.
+// (2^-126) do not count, and the logarithm is off by 2^-22 of its value, as for a pair of T = 2^16:
+// 4e-6, also where a pair would give x exactly. Otherwise (jumps, leading -inf, +inf, NaN) the
+// thread reads its rows again and adds them as pairs. ASYNC: the next tile is on its way to shared
+// memory meanwhile. FLAT: shared arrays as Planes, joins with one exponential, and a start while
+// the words are still being cleared. y must not alias x.
 template <int VEC, int LX, int ROWS, int BLOCKS, int ASYNC, int FLAT>
 static __global__ void __launch_bounds__(THREADS, BLOCKS)
     stream_kernel(float *y, float *hT, Word *sums, Word *carries, const float *x, const float *h0,

@@ -7,22 +7,23 @@
 //   a copy of as many bytes                              4107 / 4224 / 4267
 //   1  a thread a channel, a double accumulator          1100 (27%) /  168 (4%) /   22 (0%)
 //   2  a thread 4 channels, 8 rows of loads in flight    2652 (65%) /  490 (12%) /   64 (2%)
-//   3  chunks of 64 rows: sum, scan the sums, sum again  2055 (50%) / 2125 (50%) / 1830 (43%)
-//   4  one pass: 272-row tiles, a chain of carries       3754 (91%) / 3407 (81%) / 3454 (81%)
-//   5  one pass: carries chained over groups of 16 tiles 3825 (93%) / 3479 (82%) / 3559 (83%)
-//   6  5 with tiles of 144 rows, 3 blocks, not 2         3179 (77%) / 3417 (81%) / 3466 (81%)
-//   7  6 + the next tile in flight to shared memory      2861 (70%) / 3101 (73%) / 3184 (75%)
-//   8  5 + the same                                      3143 (76%) / 3104 (74%) / 3420 (80%)
-//   9  4 + the same                                      3132 (76%) / 3200 (76%) / 3448 (81%)
-// 5 wins. torch.cumsum takes 3.3, 20 and 155 times as long. Why the others lose: 1, 2: too few
-// threads where B D is small. 3: reads x twice. 4: 241 carries passed on one after another at T =
-// 65536; over short T it is as good. 6: 258 rows are two tiles of 144, which then wait for each
-// other. 7 to 9: two or three blocks a multiprocessor overlap loads with work already; the way
-// through shared memory only costs. What 5 still lacks at the larger shapes: 4 us to clear the
-// words before the kernel, and its polls.
+//   3  chunks of 64 rows: sum, scan the sums, sum again  NOT YET MEASURED
+//   4  one pass: 272-row tiles, a chain of carries       NOT YET MEASURED
+//   5  one pass: carries chained over groups of 16 tiles NOT YET MEASURED
+//   6  5 with tiles of 144 rows, 3 blocks, not 2         NOT YET MEASURED
+//   7  6 + the next tile in flight to shared memory      NOT YET MEASURED
+//   8  5 + the same                                      NOT YET MEASURED
+//   9  4 + the same                                      NOT YET MEASURED
+// dev/results/cumsum.tsv has 3 to 9 with each 16-byte store split into four (see store in
+// chain.cuh). There 5 won with 93 / 82 / 83% of a copy; torch.cumsum took 3.3, 20 and 155 times as
+// long. Why the others lost: 1, 2: too few threads where B D is small. 3: reads x twice. 4: 241
+// carries passed on one after another at T = 65536; over short T it is as good. 6: 258 rows are two
+// tiles of 144, which then wait for each other. 7 to 9: two or three blocks a multiprocessor
+// overlap loads with work already; the way through shared memory only costs.
 //
 // Accuracy: within a thread's rows in fp32; every longer sum in double, split into two floats
 // (hi, lo) where it meets the rows, out = hi + (lo + local): 20,000,000 ones give 20,000,000.
+#include "cases.cuh"
 #include "chain.cuh"
 
 typedef struct {
@@ -30,16 +31,10 @@ typedef struct {
     const float *x, *h0; // (B,T,D), (B,D) or NULL = 0
     size_t B, T, D;
     int reverse; // the sum runs from T-1 down to 0, and hT is what it reaches at 0
-    Word *work;  // work_bytes(B,T,D)
+    Word *work; // words_bytes(B,T,D,CHUNK); kernel 3: a double for every chunk and channel
 } Cumsum;
 
 enum { CHUNK = 64, GROUP = 16 };
-
-// work_bytes: scratch of the largest user: a double for every tile or chunk and channel, twice.
-static size_t work_bytes(size_t B, size_t T, size_t D)
-{
-    return 16 * size_mul(size_mul(B, T / CHUNK + 2, "work"), D, "work");
-}
 
 // cumsum_ref: the definition, in double. out (B,T,D) =, hT (B,D) =.
 static void cumsum_ref(double *out, double *hT, const float *x, const float *h0, size_t B, size_t T,
@@ -98,14 +93,6 @@ static __global__ void walk_kernel(float *out, float *hT, const float *x, const 
 static int empty(const Cumsum *p) { return p->B == 0 || p->T == 0 || p->D == 0; }
 
 static int wide(const Cumsum *p) { return aligned16(p->D, p->out, p->hT, p->x, p->h0); }
-
-static unsigned blocks_for(size_t threads)
-{
-    size_t n = (threads + 127) / 128;
-    if (n > INT32_MAX)
-        die(EXIT_MEMORY, "cumsum: %zu blocks, expected at most 2^31 - 1", n);
-    return (unsigned)n;
-}
 
 static void cumsum1(const void *problem, cudaStream_t stream)
 {
@@ -229,9 +216,7 @@ static void cumsum3(const void *problem, cudaStream_t stream)
 // ---- 4 to 9: one pass ----
 
 // chain_kernel: out (B,T,D) = running sum over T; hT (B,D) = its last row (or NULL); x, h0 as in
-// Cumsum. sums (B,NT,D) and carries (B,NG,D): words, empty at the start (unused if NT is 1). A
-// tile's sum is published as soon as it is known; the carry into a group of GROUPS tiles (GROUPS 1:
-// into a tile) by the last tile of the group before. Block: LX lanes of VEC channels by THREADS/LX
+// Cumsum; sums and carries as in tile_chain. Block: LX lanes of VEC channels by THREADS/LX
 // rows of threads. ASYNC: the next tile is on its way to dynamic shared memory (ROWS,THREADS,VEC)
 // while this one is worked on; a thread reads only what it fetched itself, so that costs no
 // barrier.
@@ -240,21 +225,14 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     chain_kernel(float *out, float *hT, Word *sums, Word *carries, const float *x, const float *h0,
                  size_t T, size_t D, unsigned B, int reverse, Tiling tl)
 {
-    const int W = LX * VEC, HIGH = THREADS / LX, PARTS = THREADS / W,
-              EACH = GROUPS > 1 ? GROUPS / PARTS : 1;
+    const int W = LX * VEC, HIGH = THREADS / LX;
     extern __shared__ float4 dynamic[];
-    __shared__ float total[HIGH][W];
-    __shared__ double before[HIGH][W], part[PARTS][W], carry[W];
+    __shared__ Sums<Cells, double, float, HIGH, W> sh;
     float *next = (float *)dynamic + threadIdx.x * VEC;
     const int g = threadIdx.x / LX, w = threadIdx.x % LX * VEC; // place in the tile
-    const int q = threadIdx.x / W, cw = threadIdx.x % W;        // place in its sums
     const ptrdiff_t step = reverse ? -(ptrdiff_t)D : (ptrdiff_t)D;
     auto fetch = [&](unsigned tile) {
-        Place p = place(tile, g, w, W, HIGH, B, T, D, reverse, tl);
-#pragma unroll
-        for (int r = 0; r < ROWS; r++)
-            if (r < p.rows)
-                copy_async<VEC>(next + r * THREADS * VEC, x + p.first + r * step);
+        tile_fetch<VEC, ROWS>(next, x, place(tile, g, w, W, HIGH, B, T, D, reverse, tl), step);
     };
     if (ASYNC)
         fetch(blockIdx.x);
@@ -263,13 +241,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
         float v[ROWS][VEC];
         if (ASYNC)
             copies_wait();
-#pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            for (int c = 0; c < VEC; c++)
-                v[r][c] = 0;
-            if (r < p.rows)
-                load(v[r], ASYNC ? next + r * THREADS * VEC : x + p.first + r * step);
-        }
+        tile_load(v, ASYNC ? next : x + p.first, ASYNC ? THREADS * VEC : step, p.rows, 0);
         if (ASYNC && tile + gridDim.x < tl.tiles)
             fetch(tile + gridDim.x);
 #pragma unroll
@@ -277,48 +249,18 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
             for (int c = 0; c < VEC; c++)
                 v[r][c] += v[r - 1][c];
         for (int c = 0; c < VEC; c++)
-            total[g][w + c] = v[ROWS - 1][c];
+            sh.total.put(g, w + c, v[ROWS - 1][c]);
         __syncthreads();
-        double sum = 0; // of the tile, in the threads q = 0
-        const size_t c = p.c0 + cw;
-        const int own = c < D;
-        if (q == 0) {
-#pragma unroll
-            for (int i = 0; i < HIGH; i++) {
-                before[i][cw] = sum;
-                sum += total[i][cw];
-            }
-            if (GROUPS > 1 && tl.NT > 1 && own)
-                word_put(&sums[((size_t)p.b * tl.NT + p.k) * D + c], sum);
-        }
-        if (GROUPS > 1) { // add the earlier tiles of the group, a few in each part
-            unsigned k0 = p.k / GROUPS * GROUPS + q * EACH;
-            int count = own && p.k > k0 ? p.k - k0 < EACH ? (int)(p.k - k0) : EACH : 0;
-            double s = 0, v[EACH];
-            words_wait(v, &sums[((size_t)p.b * tl.NT + k0) * D + c], D, count, 0.0);
-            for (int i = 0; i < EACH; i++)
-                s += v[i];
-            part[q][cw] = s;
-            __syncthreads();
-        }
-        if (q == 0 && own) {
-            unsigned G = p.k / GROUPS;
-            size_t at = (size_t)p.b * D + c;
-            double s = G    ? word_wait<double>(&carries[((size_t)p.b * tl.NG + G) * D + c])
-                       : h0 ? h0[at]
-                            : 0;
-            for (int i = 0; i < PARTS && GROUPS > 1; i++)
-                s += part[i][cw];
-            carry[cw] = s;
-            if (p.k % GROUPS == GROUPS - 1 && p.k + 1 < tl.NT)
-                word_put(&carries[((size_t)p.b * tl.NG + G + 1) * D + c], s + sum);
-            if (hT && p.k + 1 == tl.NT)
-                hT[at] = (float)(s + sum);
-        }
-        __syncthreads();
+        tile_chain<GROUPS, 1>(
+            sh, sums, carries, p, D, tl, 0.0, [](double a, double b) { return a + b; },
+            [&](size_t i) { return h0 ? (double)h0[i] : 0; },
+            [&](size_t i, double sum) {
+                if (hT)
+                    hT[i] = (float)sum;
+            });
         float hi[VEC], lo[VEC];
         for (int c = 0; c < VEC; c++) {
-            double s = carry[w + c] + before[g][w + c];
+            double s = sh.carry.get(0, w + c) + sh.before.get(g, w + c);
             hi[c] = (float)s;
             lo[c] = (float)(s - hi[c]);
         }
@@ -329,8 +271,6 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
             if (r < p.rows)
                 store(out + p.first + r * step, v[r]);
         }
-        // The next tile's first write is to total, last read before the barrier above; its writes
-        // to before, part and carry come after its own first barrier, which no thread passes early.
     }
 }
 
@@ -344,27 +284,14 @@ static void chain(const void *problem, cudaStream_t stream)
                                   : (const void *)chain_kernel<1, 32, ROWS, GROUPS, BLOCKS, ASYNC>;
     if (empty(p))
         return;
-    Tiling t = tiling(p->B, p->T, p->D, lanes, vec, ROWS, GROUPS);
-    size_t n = p->B * t.NT * p->D, m = p->B * t.NG * p->D,
-           smem = ASYNC ? 4 * ROWS * THREADS * vec : 0;
     unsigned B = (unsigned)p->B;
-    Word *sums = p->work, *carries = GROUPS > 1 ? sums + n : sums;
-    if (t.single_pass)
-        CUDA_CHECK(cudaMemsetAsync(p->work, 0xFF, 8 * (GROUPS > 1 ? n + m : m), stream));
-    void *args[] = {(void *)&p->out,
-                    (void *)&p->hT,
-                    &sums,
-                    &carries,
-                    (void *)&p->x,
-                    (void *)&p->h0,
-                    (void *)&p->T,
-                    (void *)&p->D,
-                    &B,
-                    (void *)&p->reverse,
-                    &t};
-    bench_fits(kernel, "cumsum chain_kernel", THREADS, smem);
-    CUDA_CHECK(
-        cudaLaunchKernel(kernel, tiling_grid(&t, kernel, smem), THREADS, args, smem, stream));
+    size_t smem = ASYNC ? 4 * ROWS * THREADS * vec : 0;
+    Word *sums, *carries;
+    Tiling t = scan_words(&sums, &carries, p->work, p->B, p->T, p->D, lanes, vec, ROWS, GROUPS, 0,
+                          stream);
+    void *args[] = {(void *)&p->out, (void *)&p->hT, &sums, &carries, (void *)&p->x,
+                    (void *)&p->h0,  (void *)&p->T,  (void *)&p->D, &B, (void *)&p->reverse, &t};
+    chain_launch(kernel, "cumsum chain_kernel", &t, smem, 0, args, stream);
 }
 
 // ---- main ----
@@ -389,86 +316,72 @@ static const BenchKernel kernels[] = {
 
 typedef enum { UNIFORM, ONES, LARGE } Values;
 
-// run_shape: one case: inputs, reference, all kernels. state: with h0 and hT. shift: bytes past
-// alignment. bound: on out's relative error; exact: hT must be exact. Returns the number of
-// failures.
-static int run_shape(size_t B, size_t T, size_t D, int reverse, int state, size_t shift,
-                     Values values, double bound, const BenchOptions *opt)
+// run_values: one case: inputs, reference, all kernels. hT of ones must be exact. Returns the
+// number of failures.
+static int run_values(const Shape *s, Values values, const BenchOptions *opt)
 {
-    size_t n = B * T * D, m = B * D;
+    size_t n = s->B * s->T * s->D, m = s->B * s->D;
+    double bound = values == ONES ? 1e-7 : 1e-6;
     char name[128];
-    float *h_x = (float *)alloc_zero(n, 4, "x"), *h_h0 = (float *)alloc_zero(m, 4, "h0");
-    double *ref = (double *)alloc_zero(n, 8, "reference"),
-           *ref_hT = (double *)alloc_zero(m, 8, "hT");
+    enum { X, H0, OUT, HT, ARRAYS };
+    Array a[ARRAYS] = {
+        array_new(n, BENCH_F32, s->shift), array_new(m, BENCH_F32, 0),
+        array_new(n, BENCH_F32, s->shift), array_new(m, BENCH_F32, 0)};
+    BenchBuffer work = bench_alloc(words_bytes(s->B, s->T, s->D, CHUNK) / 4, BENCH_F32, 0);
     for (size_t i = 0; i < n; i++) {
-        float u = bench_uniform(1 + T, i);
-        h_x[i] = values == ONES    ? 1
-                 : values == LARGE ? 1e10f * (u + .5f)
-                 : u < .1f         ? 0
-                                   : 2 * u - .7f;
+        float u = bench_uniform(1 + s->T, i);
+        a[X].h[i] = values == ONES    ? 1
+                    : values == LARGE ? 1e10f * (u + .5f)
+                    : u < .1f         ? 0
+                                      : 2 * u - .7f;
     }
     for (size_t i = 0; i < m; i++)
-        h_h0[i] = state && values != ONES ? 3 * bench_uniform(2, i) : 0;
-    cumsum_ref(ref, ref_hT, h_x, state ? h_h0 : NULL, B, T, D, reverse);
-    BenchBuffer x = bench_alloc(n, BENCH_F32, shift), h0 = bench_alloc(m, BENCH_F32, 0);
-    BenchBuffer out = bench_alloc(n, BENCH_F32, shift), hT = bench_alloc(m, BENCH_F32, 0);
-    BenchBuffer work = bench_alloc(work_bytes(B, T, D) / 4, BENCH_F32, 0);
-    bench_upload(&x, BENCH_F32, h_x, n);
-    bench_upload(&h0, BENCH_F32, h_h0, m);
-    Cumsum p = {(float *)out.data,
-                state ? (float *)hT.data : NULL,
-                (const float *)x.data,
-                state ? (const float *)h0.data : NULL,
-                B,
-                T,
-                D,
-                reverse,
-                (Word *)work.data};
-    BenchOutput outputs[] = {{"out", &out, BENCH_F32, n, ref, bound},
-                             {"hT", &hT, BENCH_F32, m, ref_hT, values == ONES ? 0 : bound}};
-    snprintf(name, sizeof name, "cumsum (%zu,%zu,%zu) %s%s", B, T, D,
-             reverse ? "reverse" : "forward",
+        a[H0].h[i] = s->state && values != ONES ? 3 * bench_uniform(2, i) : 0;
+    cumsum_ref(a[OUT].ref, a[HT].ref, a[X].h, s->state ? a[H0].h : NULL, s->B, s->T, s->D,
+               s->reverse);
+    array_upload(&a[X]), array_upload(&a[H0]);
+    Cumsum p = {(float *)a[OUT].d.data, s->state ? (float *)a[HT].d.data : NULL,
+                (const float *)a[X].d.data, s->state ? (const float *)a[H0].d.data : NULL,
+                s->B, s->T, s->D, s->reverse, (Word *)work.data};
+    BenchOutput outputs[] = {array_output("out", &a[OUT], bound),
+                             array_output("hT", &a[HT], values == ONES ? 0 : bound)};
+    snprintf(name, sizeof name, "cumsum (%zu,%zu,%zu) %s%s", s->B, s->T, s->D,
+             s->reverse ? "reverse" : "forward",
              values == ONES    ? " ones"
              : values == LARGE ? " 1e10"
                                : "");
-    BenchCase c = {name,
-                   &p,
-                   kernels,
-                   sizeof kernels / sizeof *kernels,
-                   outputs,
-                   state ? 2 : 1,
-                   8.0 * (double)n,
-                   0,
-                   "GB"};
-    int failed = bench_case(&c, opt);
-    if (!bench_guards(&work))
-        failed++, printf("  FAILED: wrote outside the scratch memory\n");
-    bench_free(&x), bench_free(&h0), bench_free(&out), bench_free(&hT), bench_free(&work);
-    free(h_x), free(h_h0), free(ref), free(ref_hT);
+    BenchCase c = {name, &p, kernels, sizeof kernels / sizeof *kernels, outputs, s->state ? 2 : 1,
+                   8.0 * (double)n, 0, "GB"};
+    int failed = bench_case(&c, opt) + scratch_spoilt(&work);
+    arrays_free(a, ARRAYS);
+    bench_free(&work);
     return failed;
+}
+
+static int run_shape(const Shape *s, const BenchOptions *opt)
+{
+    return run_values(s, UNIFORM, opt);
 }
 
 // run_checks: the small and the awkward shapes, untimed. Returns the number of failures.
 static int run_checks(const BenchOptions *opt)
 {
-    static const size_t Ts[] = {1, 2, 31, 32, 33, 1000, 4097, 65536}, Ds[] = {1, 3, 33, 192};
-    BenchOptions o = *opt;
-    int failed = 0, cases = 0;
-    o.check_only = 1;
-    o.self_test = 0;
-    for (int i = 0; i < 8; i++)
-        for (int j = 0; j < 4; j++)
-            for (int reverse = 0; reverse < 2; reverse++, cases++)
-                failed += run_shape(1 + (i + j) % 3, Ts[i], Ds[j], reverse, (i + j + reverse) % 2,
-                                    (i + reverse) % 4 ? 0 : 4, UNIFORM, 1e-6, &o);
-    for (size_t rows = 65535; rows <= 65537; rows++, cases += 3) {
-        failed += run_shape(rows, 3, 1, 0, 1, 0, UNIFORM, 1e-6, &o);
-        failed += run_shape(1, 3, rows, 1, 1, 0, UNIFORM, 1e-6, &o);
-        failed += run_shape(rows, 2, 4, 0, 0, 0, UNIFORM, 1e-6, &o);
+    static const struct {
+        Shape shape;
+        Values values;
+    } others[] = {{{1, 10000, 1, 0, 1, 0, 0}, LARGE},
+                  {{1, 10000, 192, 1, 1, 0, 0}, LARGE},
+                  {{1, 20000000, 1, 0, 1, 0, 0}, ONES}};
+    BenchOptions o = small_options(opt);
+    int cases = 0, failed = run_small(run_shape, &o, &cases);
+    for (size_t rows = 65535; rows <= 65537; rows++) {
+        const Shape shapes[] = {
+            {rows, 3, 1, 0, 1, 0, 0}, {1, 3, rows, 1, 1, 0, 0}, {rows, 2, 4, 0, 0, 0, 0}};
+        for (int i = 0; i < 3; i++, cases++)
+            failed += run_shape(&shapes[i], &o);
     }
-    failed += run_shape(1, 10000, 1, 0, 1, 0, LARGE, 1e-6, &o);
-    failed += run_shape(1, 10000, 192, 1, 1, 0, LARGE, 1e-6, &o);
-    failed += run_shape(1, 20000000, 1, 0, 1, 0, ONES, 1e-7, &o);
+    for (int i = 0; i < 3; i++)
+        failed += run_values(&others[i].shape, others[i].values, &o);
     BenchBuffer out = bench_alloc(16, BENCH_F32, 0); // no rows: nothing is touched
     uint32_t h[16];
     Cumsum p = {(float *)out.data, NULL, (float *)out.data, NULL, 2, 0, 8, 0, (Word *)out.data};
@@ -486,22 +399,9 @@ static int run_checks(const BenchOptions *opt)
 int main(int argc, char **argv)
 {
     BenchOptions opt = bench_options(argc, argv, "cumsum: inclusive sum over T of (B,T,C), fp32");
-    static const size_t shapes[][3] = {{320, 258, 192}, {8, 4096, 1024}, {1, 65536, 1024}};
-    int failed = 0;
-    if (opt.B || opt.T || opt.C)
-        return run_shape(opt.B ? opt.B : 1, opt.T ? opt.T : 1, opt.C ? opt.C : 1, 0, 1, 0, UNIFORM,
-                         1e-6, &opt) +
-                       run_shape(opt.B ? opt.B : 1, opt.T ? opt.T : 1, opt.C ? opt.C : 1, 1, 0, 0,
-                                 UNIFORM, 1e-6, &opt)
-                   ? EXIT_FAIL
-                   : 0;
-    if (!opt.time_only)
-        failed += run_checks(&opt);
-    for (int i = 0; i < 3 && !opt.check_only; i++)
-        for (int reverse = 0; reverse < 2; reverse++)
-            failed += run_shape(shapes[i][0], shapes[i][1], shapes[i][2], reverse, 0, 0, UNIFORM,
-                                1e-6, &opt);
-    if (!opt.check_only)
-        failed += run_shape(1, 1000003, 1, 0, 0, 0, UNIFORM, 1e-6, &opt); // 20 runs, the same bits
+    int failed = run_scan(run_shape, run_checks, 1, &opt);
+    const Shape million = {1, 1000003, 1, 0, 0, 0, 0}; // 20 runs, the same bits
+    if (!opt.check_only && !shape_given(&opt))
+        failed += run_shape(&million, &opt);
     return failed ? EXIT_FAIL : 0;
 }

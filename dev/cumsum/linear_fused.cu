@@ -51,6 +51,7 @@
 // instructions an element, issue slots 60% busy, DRAM 46%; backward 67 us, 84 instructions. H =
 // 3072: some 14 barriers for each tile of 2 rows. LOG drifts with T: the steps' roundings add up,
 // db is off by 3e-4 at T = 65536 (plain stays within 1e-4).
+#include "cases.cuh"
 #include "chain.cuh"
 #include <float.h>
 
@@ -694,16 +695,16 @@ static void launch(const Linear *p, cudaStream_t stream)
         kernel = (const void *)linear_forward_kernel<X, P, FULL, ROWS, NORM, LOG, BLOCKS>;
     if (tiles > INT32_MAX)
         die(EXIT_MEMORY, "linear: %zu tiles, expected at most 2^31 - 1", tiles);
-    bench_fits(kernel, BACK ? "linear_backward_kernel" : "linear_forward_kernel", THREADS, smem);
+    const char *name = BACK ? "linear_backward_kernel" : "linear_forward_kernel";
     Tiling t = {0, 0, 0, 0, (unsigned)tiles, 1};
-    unsigned blocks = tiling_grid(&t, kernel, smem);
-    CUDA_CHECK(cudaMemsetAsync(p->words, 0xFF, blocks * (size_t)p->H * 8, stream));
+    bench_fits(kernel, name, THREADS, smem);
+    words_clear(p->words, tiling_grid(&t, kernel, smem) * (size_t)p->H, 0, stream);
     void *forward[] = {(void *)&p->o, (void *)&p->carry, (void *)&p->words, (void *)&p->a,
                        (void *)&p->b, (void *)&p->B,     (void *)&p->T,     (void *)&p->H};
     void *backward[] = {(void *)&p->da, (void *)&p->db, (void *)&p->words, (void *)&p->dout,
                         (void *)&p->a,  (void *)&p->b,  (void *)&p->carry, (void *)&p->B,
                         (void *)&p->T,  (void *)&p->H};
-    CUDA_CHECK(cudaLaunchKernel(kernel, blocks, THREADS, BACK ? backward : forward, smem, stream));
+    chain_launch(kernel, name, &t, smem, 0, BACK ? backward : forward, stream);
 }
 
 // by_norm, by_shape: from run-time options to a compiled kernel. plain: 1 allows sums without
@@ -896,43 +897,28 @@ static int check_ref(int norm)
 static int run_shape(int B, int T, int H, BenchType type, int norm, int harsh, size_t shift,
                      unsigned mask, const BenchOptions *opt)
 {
-    size_t n = size_mul(size_mul(B, T, "rows"), H, "elements"), size = bench_elem(type);
-    float *h[3]; // a, b, dout
-    double *ref[3];
+    size_t n = size_mul(size_mul(B, T, "rows"), H, "elements");
     char name[128];
     int failed = 0, bf = type == BENCH_BF16;
+    Array in[3], out[3]; // a, b, dout; o, da, db
     for (int i = 0; i < 3; i++) {
-        h[i] = (float *)alloc_zero(n, 4, "input");
-        ref[i] = (double *)alloc_zero(n, 8, "reference");
+        in[i] = array_new(n, type, shift), out[i] = array_new(n, type, shift);
 #pragma omp parallel for
         for (size_t j = 0; j < n; j++) {
             float v = bench_uniform(i, 2 * j) + bench_uniform(i, 2 * j + 1) - 1;
             size_t row = j / H, c = j % H, kind = (row + 3 * i + 2) % 7; // row 0 is of no kind
-            h[i][j] = i == 2 ? v : 3 * v + .5f;
+            in[i].h[j] = i == 2 ? v : 3 * v + .5f;
             if (harsh && i < 2)
-                h[i][j] = kind == 0 ? (c == row % H ? 50 : 0) : kind == 1 && norm ? 1234 : 8 * v;
+                in[i].h[j] = kind == 0 ? (c == row % H ? 50 : 0) : kind == 1 && norm ? 1234 : 8 * v;
         }
+        array_upload(&in[i]);
     }
-    BenchBuffer in[3], out[3],
-        carry = bench_alloc(size_mul(size_mul(B, T, "carry"), H, "carry"), BENCH_F32, 0);
+    BenchBuffer carry = bench_alloc(n, BENCH_F32, 0);
     BenchBuffer words = bench_alloc((size_t)MAX_BLOCKS * H * 2, BENCH_F32, 0);
-    for (int i = 0; i < 3; i++) {
-        in[i] = bench_alloc(n, type, shift), out[i] = bench_alloc(n, type, shift);
-        bench_upload(&in[i], type, h[i], n);
-    }
-    linear_ref(ref[0], ref[1], ref[2], h[0], h[1], h[2], B, T, H, norm);
-    Linear p = {out[0].data,
-                out[1].data,
-                out[2].data,
-                (float *)carry.data,
-                (Word *)words.data,
-                in[0].data,
-                in[1].data,
-                in[2].data,
-                type,
-                norm,
-                B,
-                T,
+    linear_ref(out[0].ref, out[1].ref, out[2].ref, in[0].h, in[1].h, in[2].h, B, T, H, norm);
+    Linear p = {out[0].d.data,        out[1].d.data, out[2].d.data, (float *)carry.data,
+                (Word *)words.data, in[0].d.data,  in[1].d.data,  in[2].d.data,
+                type,               norm,          B,             T,
                 H};
     // H = 3, approx: in our first row mu(a) is nearly -mu(b). There one rounding of mu (6e-8) moves
     // o by 4e-6, and its gradient by 8e-6 of a value of which the way back through mu leaves a
@@ -940,32 +926,23 @@ static int run_shape(int B, int T, int H, BenchType type, int norm, int harsh, s
     int ill = H <= 3 && norm && !bf;
     double forward_bound = bf ? BOUND_FORWARD_BF16 : ill ? 1e-4 : BOUND_FORWARD_FP32;
     double grad_bound = bf ? BOUND_GRAD_BF16 : ill ? 1e-2 : BOUND_GRAD_FP32;
-    BenchOutput outputs[] = {{"o", &out[0], type, n, ref[0], forward_bound},
-                             {"da", &out[1], type, n, ref[1], grad_bound},
-                             {"db", &out[2], type, n, ref[2], grad_bound}};
+    BenchOutput outputs[] = {array_output("o", &out[0], forward_bound),
+                             array_output("da", &out[1], grad_bound),
+                             array_output("db", &out[2], grad_bound)};
     for (int k = 0; k < 2 * NUM_KERNELS; k++) {
         int back = k >= NUM_KERNELS, i = k % NUM_KERNELS;
         if (!(mask & 1u << (i + 1)))
             continue;
         snprintf(name, sizeof name, "linear %s %s %s (%d,%d,%d)", back ? "backward" : "forward",
                  bf ? "bf16" : "fp32", norm ? "approx" : "none", B, T, H);
-        BenchCase c = {name,
-                       &p,
-                       (back ? backward_kernels : forward_kernels) + i,
-                       1,
-                       outputs + back,
-                       1 + back,
-                       (back ? 5.0 : 3.0) * (double)(n * size),
-                       0,
-                       "GB"};
+        BenchCase c = {name, &p, (back ? backward_kernels : forward_kernels) + i, 1, outputs + back,
+                       1 + back, (back ? 5.0 : 3.0) * (double)(n * bench_elem(type)), 0, "GB"};
         if (back)
             forward_kernels[i].fn(&p, 0); // carry, as this kernel wants it
         failed += bench_case(&c, opt);
     }
-    if (!bench_guards(&carry) || !bench_guards(&words))
-        failed++, printf("  FAILED: wrote outside carry or words\n");
-    for (int i = 0; i < 3; i++)
-        bench_free(&in[i]), bench_free(&out[i]), free(h[i]), free(ref[i]);
+    failed += scratch_spoilt(&carry) || scratch_spoilt(&words);
+    arrays_free(in, 3), arrays_free(out, 3);
     bench_free(&carry), bench_free(&words);
     return failed;
 }
@@ -974,9 +951,7 @@ static int run_checks(const BenchOptions *opt)
 {
     static const int Ts[] = {1, 2, 31, 32, 33, 1000}, Hs[] = {1, 3, 33, 192, 384, 500, 3072};
     int failed = check_ref(0) + check_ref(1), cases = 2;
-    BenchOptions o = *opt;
-    o.check_only = 1;
-    o.self_test = 0;
+    BenchOptions o = small_options(opt);
     for (int i = 0; i < 6; i++)
         for (int j = 0; j < 7; j++)
             for (int k = 0; k < 4; k++, cases++) // H = 1: o = 0 and no gradient, exactly
@@ -998,7 +973,7 @@ int main(int argc, char **argv)
 {
     BenchOptions opt = bench_options(argc, argv, "linear_fused: Linear CausalRN layer; --C is H");
     int failed = 0;
-    if (opt.B || opt.T || opt.C) {
+    if (shape_given(&opt)) {
         for (int k = 0; k < 4; k++)
             failed +=
                 run_shape(opt.B ? (int)opt.B : 1, opt.T ? (int)opt.T : 1, opt.C ? (int)opt.C : 1,

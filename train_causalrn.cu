@@ -37,7 +37,7 @@
 #include "util/cuda_training.h" // and with it cuda, gemm, training and what these need
 
 // ------------------------------------------------------------------------------------------------
-// [cuda] Warps, rows, reductions.
+// [cuda] Warps, rows, reductions.  (shared)
 
 enum { WARP = 32, ROW_WARPS = 8 }; // kernels that give a row to a warp have blocks of ROW_WARPS
 
@@ -116,7 +116,8 @@ typedef struct {
 
 // row_moments: mean and 1/sqrt(biased variance + eps) of x (n), by a warp. The mean is taken about
 // x[0], so that a constant row has variance exactly 0. WIDTH: n where it is a constant, else 0.
-template <typename X, int WIDTH> static __device__ inline Moments row_moments(const X *x, int size)
+template <typename X, int WIDTH>
+static __device__ inline Moments row_moments(const X *x, int size, float eps)
 {
     const int lane = threadIdx.x % WARP, n = WIDTH ? WIDTH : size;
     float first = (float)x[0], sum = 0, squares = 0;
@@ -127,7 +128,7 @@ template <typename X, int WIDTH> static __device__ inline Moments row_moments(co
 #pragma unroll
     for (int i = lane; i < n; i += WARP)
         squares += ((float)x[i] - mean) * ((float)x[i] - mean);
-    return {mean, rsqrtf(warp_sum(squares) / (float)n + EPS)};
+    return {mean, rsqrtf(warp_sum(squares) / (float)n + eps)};
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ static __global__ void prepare_kernel(floatX *ac, floatX *bc, float *va, float *
         return;
     const floatX *__restrict__ x = (is_b ? b : a) + i * 2 * n;
     floatX *__restrict__ y = (is_b ? bc : ac) + row * n;
-    const Moments m = prenorm == NONE ? Moments{0, 1} : row_moments<floatX, WIDTH>(x, n);
+    const Moments m = prenorm == NONE ? Moments{0, 1} : row_moments<floatX, WIDTH>(x, n, EPS);
     const float factor = prenorm == APPROX ? m.rstd : 1;
     float squares = 0;
 #pragma unroll
@@ -257,7 +258,7 @@ static __device__ inline float pair_finish(floatX *out, Saved saved, float *s, s
     for (int h = lane; h < H; h += WARP)
         s[h] *= scale;
     __syncwarp();
-    const Moments m = postnorm ? row_moments<float, 0>(s, H) : Moments{0, 1};
+    const Moments m = postnorm ? row_moments<float, 0>(s, H, EPS) : Moments{0, 1};
     for (int h = lane; h < H; h += WARP)
         out[h] = (floatX)((s[h] - m.mean) * m.rstd);
     if (lane == 0) {
@@ -1430,7 +1431,7 @@ static void mix_decode(floatX *out, Saved memory, const floatX *a, const floatX 
 }
 
 // ------------------------------------------------------------------------------------------------
-// [layers] What every architecture here is made of.
+// [layers] What every architecture here is made of.  (shared)
 
 // matmul_forward: out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), NULL for none.
 static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
@@ -1464,6 +1465,7 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
 
 // Sums over all N rows are made in slices of them, and these then added in their order.
 enum { SLICES = 64, TOKEN_SLICES = 512, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
+enum { TOKENS_SHARED = 384, TOKEN_CHANNELS = 8 }; // see embed_backward
 enum { BIAS_WARPS = 16 };
 
 // slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
@@ -1558,7 +1560,7 @@ static __global__ void normalize_forward_kernel(floatX *out, float *rstd, const 
     const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
     if (row >= N)
         return;
-    const Moments m = row_moments<float, WIDTH>(x + row * n, n);
+    const Moments m = row_moments<float, WIDTH>(x + row * n, n, EPS);
 #pragma unroll
     for (int c = lane; c < n; c += WARP)
         out[row * n + c] = (floatX)((x[row * n + c] - m.mean) * m.rstd);
@@ -1640,15 +1642,25 @@ static void embed_forward(float *out, const int *tokens, const float *wte, const
     LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
 }
 
+// token_slices: in how many slices of tokens embed_backward sums where V is small, else 0.
+static size_t token_slices(size_t V, size_t C)
+{
+    size_t n = TOKEN_SLICES;
+    while (n > 1 && n * V * C > SLICES_MOST)
+        n /= 2;
+    return V <= TOKENS_SHARED ? n : 0;
+}
+
 // embed_token_kernel: a warp takes a slice of tokens and 32 channels, a lane one channel: partial
-// (TOKEN_SLICES,V,C) = the slice's sums of dout by token. They are made in shared memory (V,32).
+// (slices,V,C) = the slice's sums of dout by token. They are made in shared memory (V,32).
 static __global__ void embed_token_kernel(float *partial, const floatX *__restrict__ dout,
-                                          const int *__restrict__ tokens, size_t N, int V, int C)
+                                          const int *__restrict__ tokens, size_t N, int V, int C,
+                                          int slices)
 {
     extern __shared__ float sums[];
-    const int lane = threadIdx.x, slice = blockIdx.x % TOKEN_SLICES,
-              c = blockIdx.x / TOKEN_SLICES * WARP + lane;
-    const size_t size = (N + TOKEN_SLICES - 1) / TOKEN_SLICES, end = min((slice + 1) * size, N);
+    const int lane = threadIdx.x, slice = blockIdx.x % slices,
+              c = blockIdx.x / slices * WARP + lane;
+    const size_t size = (N + slices - 1) / slices, end = min((slice + 1) * size, N);
     if (c >= C)
         return;
     for (int v = 0; v < V; v++)
@@ -1658,6 +1670,32 @@ static __global__ void embed_token_kernel(float *partial, const floatX *__restri
         sums[tokens[n] * WARP + lane] += (float)dout[n * C + c];
     for (int v = 0; v < V; v++)
         partial[((size_t)slice * V + v) * C + c] = sums[v * WARP + lane];
+}
+
+// embed_first_kernel: a warp a token and 32 TOKEN_CHANNELS channels: if the token stands nowhere
+// before, dwte += dout of every place where it stands, in order.
+static __global__ void embed_first_kernel(float *dwte, const floatX *__restrict__ dout,
+                                          const int *__restrict__ tokens, size_t N, int C,
+                                          int groups)
+{
+    const size_t first = blockIdx.x / groups;
+    const int lane = threadIdx.x, token = tokens[first];
+    const int c0 = blockIdx.x % groups * WARP * TOKEN_CHANNELS + lane;
+    float sum[TOKEN_CHANNELS] = {};
+    for (size_t n = 0; n < first; n += WARP)
+        if (__any_sync(~0u, n + lane < first && tokens[n + lane] == token))
+            return;
+    for (size_t n0 = first; n0 < N; n0 += WARP) {
+        unsigned here = __ballot_sync(~0u, n0 + lane < N && tokens[min(n0 + lane, N - 1)] == token);
+        for (; here; here &= here - 1) {
+            const floatX *row = dout + (n0 + __ffs(here) - 1) * C;
+#pragma unroll
+            for (int i = 0; i < TOKEN_CHANNELS; i++)
+                sum[i] += c0 + WARP * i < C ? (float)row[c0 + WARP * i] : 0;
+        }
+    }
+    for (int i = 0; i < TOKEN_CHANNELS && c0 + WARP * i < C; i++)
+        dwte[(size_t)token * C + c0 + WARP * i] += sum[i];
 }
 
 // embed_position_kernel: a thread owns one element of dwpe (T,C) and adds over the batch.
@@ -1674,17 +1712,23 @@ static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, si
     dwpe[i] += sum;
 }
 
-// embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, not tokens,
-// so that repeated tokens neither race nor change the order of a sum. partial (TOKEN_SLICES,V,C):
-// scratch.
+// embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, and a token's
+// places are added in order, so that repeated tokens neither race nor change a sum. partial
+// (token_slices,V,C): scratch.
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
                            const int *tokens, size_t B, size_t T, size_t V, size_t C,
                            cudaStream_t stream)
 {
-    LAUNCH(embed_token_kernel, (C + WARP - 1) / WARP * TOKEN_SLICES, WARP, V * WARP * sizeof(float),
-           stream, partial, dout, tokens, B * T, (int)V, (int)C);
-    LAUNCH(slices_sum_kernel, (V * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
-           dwte, NULL, partial, TOKEN_SLICES, V * C, 0, V * C, 0);
+    const size_t slices = token_slices(V, C);
+    const size_t groups = (C + WARP * TOKEN_CHANNELS - 1) / (WARP * TOKEN_CHANNELS);
+    if (slices) {
+        LAUNCH(embed_token_kernel, (C + WARP - 1) / WARP * slices, WARP, V * WARP * sizeof(float),
+               stream, partial, dout, tokens, B * T, (int)V, (int)C, (int)slices);
+        LAUNCH(slices_sum_kernel, (V * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+               stream, dwte, NULL, partial, (int)slices, V * C, 0, V * C, 0);
+    } else
+        LAUNCH(embed_first_kernel, B * T * groups, WARP, 0, stream, dwte, dout, tokens, B * T,
+               (int)C, (int)groups);
     LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
            stream, dwpe, dout, B, T * C);
 }
@@ -1702,22 +1746,27 @@ static __global__ void crossentropy_kernel(float *losses, int *predictions, floa
     const int target = targets[row];
     float top = -INFINITY, sum = 0;
     int best = V;
-    for (int v = lane; v < V; v += WARP)
-        if (x[v] > top || best == V) {
-            top = x[v];
+#pragma unroll 4
+    for (int v = lane; v < V; v += WARP) {
+        const float y = x[v];
+        if (y > top || best == V) {
+            sum = sum * expf(top - y) + 1; // at first 0 times 0
+            top = y;
             best = v;
-        }
+        } else
+            sum += expf(y - top);
+    }
     for (int i = WARP / 2; i > 0; i /= 2) { // the largest, of equals the lowest
         const float other_top = __shfl_xor_sync(~0u, top, i);
+        const float other_sum = __shfl_xor_sync(~0u, sum, i);
         const int other = __shfl_xor_sync(~0u, best, i);
-        if (other_top > top || (other_top == top && other < best)) {
-            top = other_top;
-            best = other;
-        }
+        const int higher = other_top > top || (other_top == top && other < best);
+        const float most = higher ? other_top : top;
+        sum = (sum ? sum * expf(top - most) : 0) +
+              (other_sum ? other_sum * expf(other_top - most) : 0);
+        top = most;
+        best = higher ? other : best;
     }
-    for (int v = lane; v < V; v += WARP)
-        sum += expf(x[v] - top);
-    sum = warp_sum(sum);
     if (lane == 0) {
         losses[row] = target == IGNORE ? 0 : logf(sum) + top - x[target];
         predictions[row] = best;
@@ -1755,7 +1804,7 @@ static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepR
 }
 
 // ------------------------------------------------------------------------------------------------
-// [optimizer] Gradient norm, AdamW.  (ports train_causalrn.c[optimizer])
+// [optimizer] Gradient norm, AdamW.  (shared, ports train_causalrn.c[optimizer])
 
 enum { PIECE_THREADS = 256 }; // of a block, which has a piece of the weights
 
@@ -1940,7 +1989,7 @@ static void model_plan(Model *m, const Config *config)
     // In place unless a dump is to show them: the residual stream; a and b of the quadratic model
     const size_t xs = dump ? L + 1 : 1, abs = dump || linear ? L : 1;
     const size_t work = mix_scratch(B, T, H, config->mix);
-    size_t partial = TOKEN_SLICES * V * C;
+    size_t partial = token_slices(V, C) * V * C;
     for (int k = 1; k <= 2; k++) { // weight gradients: out_w, both sides
         const size_t size = k * H * C + (k == 1 ? C : H), all = slices_of(B * T, size) * size;
         partial = partial > all ? partial : all;
@@ -2185,7 +2234,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
 }
 
 // ------------------------------------------------------------------------------------------------
-// [train] The loop: batches, updates, evaluation, checkpoints.
+// [train] The loop: batches, updates, evaluation, checkpoints.  (shared)
 
 // load_batch: inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL, in the slot's host
 // memory; and what the device is told about step `number`.

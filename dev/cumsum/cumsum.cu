@@ -4,22 +4,21 @@
 //
 // Bytes: each input read once, each output written once: 8 B T D. Everything else is overhead.
 // GB/s (% of copy) on an H200, 2026-11-29, (320,258,192) / (8,4096,1024) / (1,65536,1024):
-//   a copy of as many bytes                              4107 / 4224 / 4267
-//   1  a thread a channel, a double accumulator          1100 (27%) /  168 (4%) /   22 (0%)
-//   2  a thread 4 channels, 8 rows of loads in flight    2652 (65%) /  490 (12%) /   64 (2%)
-//   3  chunks of 64 rows: sum, scan the sums, sum again  NOT YET MEASURED
-//   4  one pass: 272-row tiles, a chain of carries       NOT YET MEASURED
-//   5  one pass: carries chained over groups of 16 tiles NOT YET MEASURED
-//   6  5 with tiles of 144 rows, 3 blocks, not 2         NOT YET MEASURED
-//   7  6 + the next tile in flight to shared memory      NOT YET MEASURED
-//   8  5 + the same                                      NOT YET MEASURED
-//   9  4 + the same                                      NOT YET MEASURED
-// dev/results/cumsum.tsv has 3 to 9 with each 16-byte store split into four (see store in
-// chain.cuh). There 5 won with 93 / 82 / 83% of a copy; torch.cumsum took 3.3, 20 and 155 times as
-// long. Why the others lost: 1, 2: too few threads where B D is small. 3: reads x twice. 4: 241
-// carries passed on one after another at T = 65536; over short T it is as good. 6: 258 rows are two
-// tiles of 144, which then wait for each other. 7 to 9: two or three blocks a multiprocessor
-// overlap loads with work already; the way through shared memory only costs.
+//   a copy of as many bytes                              3895 / 4146 / 4213
+//   1  a thread a channel, a double accumulator          1083 (28%) /  168 (4%) /   22 (0%)
+//   2  a thread 4 channels, 8 rows of loads in flight    2554 (66%) /  490 (12%) /   64 (2%)
+//   3  chunks of 64 rows: sum, scan the sums, sum again  2070 (53%) / 2150 (52%) / 1831 (43%)
+//   4  one pass: 272-row tiles, a chain of carries       3744 (96%) / 3610 (87%) / 3570 (85%)
+//   5  one pass: carries chained over groups of 16 tiles 3751 (96%) / 3615 (87%) / 3750 (89%)
+//   6  5 with tiles of 144 rows, 3 blocks, not 2         3248 (83%) / 3537 (85%) / 3581 (85%)
+//   7  6 + the next tile in flight to shared memory      3286 (84%) / 3593 (87%) / 3702 (88%)
+//   8  5 + the same                                      3673 (94%) / 3601 (87%) / 3824 (91%)
+//   9  4 + the same                                      3769 (97%) / 3615 (87%) / 3570 (85%)
+// 5 is the one to take; 8 is as good. Why the others lose: 1, 2: too few threads where B D is
+// small. 3: reads x twice. 4, 9: 241 carries passed on one after another at T = 65536; over short T
+// they are as good. 6, 7: 258 rows are two tiles of 144, which then wait for each other. Before
+// their 16-byte stores stayed whole (see store in chain.cuh), all one-pass kernels were 3 to 6
+// points slower. torch.cumsum took 3.3, 20 and 155 times as long as 5 then did.
 //
 // Accuracy: within a thread's rows in fp32; every longer sum in double, split into two floats
 // (hi, lo) where it meets the rows, out = hi + (lo + local): 20,000,000 ones give 20,000,000.

@@ -6,12 +6,12 @@
 //        [-DPRECISION_BF16] -o pairwise_backward dev/pairwise/pairwise_backward.cu
 //
 // ms a layer at (320,258,192), causal, exact, exp: 2.053e9 exponentials; H200, 2026-11-29, L2
-// flushed; ex2 alone runs at 4155 Gexp/s here. Runs 1-4 are commits de36c55, fa206b3, 50743e6 and
-// 5f1983e; of run 4 only FP32 took place: BF16 of the kernels you read is NOT YET MEASURED.
+// flushed; ex2 alone runs at 4140 Gexp/s here. Runs 1-3 are commits de36c55, fa206b3 and 50743e6,
+// run 5 is of the kernels you read.
 //    version                                       BF16 ms  Gexp/s   FP32 ms  Gexp/s
-//  1 naive: a block a row of a, then of b           26.3        78    25.2        82   runs 3, 4
+//  1 naive: a block a row of a, then of b           26.3        78    25.2        82   run 5
 //  2 s1, s2 with 4 x 4 pairs a thread, then rows:
-//      two exponentials a pair; any H; FP32's        5.09      404     5.03      408   runs 3, 4
+//      two exponentials a pair; any H; FP32's        5.10      403     5.03      408   run 5
 //  3 one pass, e as an mma operand, s1 and s2 from
 //      the tensor cores; 32 v x 32 channels a
 //      warp, 12 warps an SM                          1.525    1346     -           -   run 1
@@ -19,8 +19,8 @@
 //    no s1 (its sums are channel means), 16 v a
 //      warp, 24 warps an SM; 0.117 of it is da       1.344    1528     -           -   run 3
 //    three barriers a chunk, not five; ldmatrix;
-//      da's M and b by cp.async                      -           -     -           -   now
-//  4 1/8 of the exponentials by polynomial           1.389    1478     -           -   run 3
+//      da's M and b by cp.async; 0.095 of it is da   1.244    1651     -           -   run 5
+//  4 1/8 of the exponentials by polynomial           1.270    1617     -           -   run 5
 // Losers. 1: every pair twice, with four block reductions. 2: two passes, and r, M, N in memory.
 // 4: 6 more issue slots, and issue, not ex2, is what runs out (2/8: 1.400). Two sequences a block:
 // its 12 warps end together, so no other block fills the end.

@@ -6,24 +6,24 @@
 //        [-DPRECISION_BF16] -o pairwise_forward dev/pairwise/pairwise_forward.cu
 //
 // ms a layer at (320,258,192), causal, exact, exp: 2.053e9 exponentials; H200, 2026-11-29, L2
-// flushed; ex2 alone runs at 4155 Gexp/s here. Runs 1-4 are commits de36c55, fa206b3, 50743e6 and
-// 5f1983e; of run 4 only FP32 took place: BF16 of the kernels you read is NOT YET MEASURED.
+// flushed; ex2 alone runs at 4142 Gexp/s here. Runs 1-3 are commits de36c55, fa206b3 and 50743e6,
+// run 5 is of the kernels you read.
 //    version                                       BF16 ms  Gexp/s   FP32 ms  Gexp/s
-//  1 naive: a block a position, pair after pair      6.49      316     6.31      326   runs 3, 4
-//  2 r as a T x T array, 8 rows a thread, any H      2.25      911     2.25      914   runs 3, 4
+//  1 naive: a block a position, pair after pair      6.50      316     6.30      326   run 5
+//  2 r as a T x T array, 8 rows a thread, any H      2.26      907     2.25      914   run 5
 //  3 r in the loop by tensor cores, 8 rows x 2
 //      channels a thread, 24 warps an SM             0.686    2991     0.839    2448   run 1
 //    in blocks of 12 warps, 4 sequences              0.683    3004     0.877    2341   run 2
 //    6 rows, 30 warps                                0.729    2815     0.953    2154   run 3
-//    8 rows, b fetched two rows ahead, no spills     -           -     0.852    2410   run 4: now
-//  4 1/16 of the exponentials by polynomial          0.669    3070     0.861    2384   runs 1, 4
-//  5 4/16                                            0.703    2919     0.961    2137   runs 1, 4
-//  6 all in half precision, two at a time            NOT YET MEASURED     -           -
-//    centring alone, in front of any of them         0.041       -     0.063       -   runs 3, 4
+//    8 rows, b fetched two rows ahead, no spills     0.664    3090     0.855    2402   run 5
+//  4 1/16 of the exponentials by polynomial          0.682    3012     0.864    2375   run 5
+//  5 4/16                                            0.722    2844     0.963    2131   run 5
+//  6 all in half precision, two at a time            0.728    2818     -           -   run 5
+//    centring alone, in front of any of them         0.042       -     0.064       -   run 5
 // Losers. 1: the statistics of every pair by a block reduction. 2: a load of r for every pair.
 // 4, 5: a polynomial takes 6 (FP32: 8) more issue slots, and issue, not ex2, is what runs out (2/16
-// and 3/16 lie between). By its code, 6 too: sm_90 splits ex2.f16x2 into two instructions,
-// one a value, so packing and unpacking only add: 7.4 issue slots an exponential, not 5.8.
+// and 3/16 lie between). 6 too: sm_90 splits ex2.f16x2 into two instructions, one a value, so
+// packing and unpacking only add: 7.4 issue slots an exponential, not 5.8.
 // Six rows: less work for a load of r. Blocks of 12 warps: the schedulers were balanced anyway.
 #include <cuda_fp16.h>
 #include "pairwise_bench.cuh"

@@ -1762,8 +1762,8 @@ static __global__ void crossentropy_kernel(float *losses, int *predictions, floa
         const int other = __shfl_xor_sync(~0u, best, i);
         const int higher = other_top > top || (other_top == top && other < best);
         const float most = higher ? other_top : top;
-        sum = (sum ? sum * expf(top - most) : 0) +
-              (other_sum ? other_sum * expf(other_top - most) : 0);
+        sum = (sum > 0 ? sum * expf(top - most) : sum) +
+              (other_sum > 0 ? other_sum * expf(other_top - most) : other_sum);
         top = most;
         best = higher ? other : best;
     }

@@ -17,8 +17,8 @@
 //   1  a thread a channel                                1732 (42%) /  281 (7%) / @1
 //   2  one pass, tiles of 96 rows, 2 blocks              3638 (88%) / 3839 (91%) / @2
 //   3  one pass, tiles of 64 rows, 3 blocks              3094 (75%) / 3576 (85%) / @3
-// Forward 5 and backward 2 are the ones to take. Before their 16-byte stores stayed whole (see store
-// in chain.cuh) the one-exp kernels were slower than 3, which had 63 / 71 / 71%;
+// Forward 5 and backward 2 are the ones to take. Before their 16-byte stores stayed whole (see
+// store in chain.cuh) the one-exp kernels were slower than 3, which had 63 / 71 / 71%;
 // torch.logcumsumexp took 2.9, 23 and 182 times as long as 3 then did.
 // What an element costs a multiprocessor in cycles, counted by hand: its share of a copy 0.44; 2,
 // 3: three exponentials or logarithms 0.19, some 26 instructions 0.20, and the joins; 4 to 7: two

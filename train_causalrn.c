@@ -195,7 +195,7 @@ static Saved saved_at(Saved x, size_t n, size_t H)
                : (Saved){x.s + n * H, NULL, NULL, x.max + n * H, x.sum + n * H};
 }
 
-// Positions u that the pair loop takes at a time: r, M, N are (BLOCK,T), no (T,T) is stored.
+// The pair loop takes this many positions u at a time: r, M and N are (BLOCK,T), never (T,T).
 enum { BLOCK = 32 };
 
 // mix_work: elements of scratch a thread needs (quadratic_backward most), an even number.
@@ -280,7 +280,7 @@ static void quadratic_backward(float *da, float *db, const float *dout, Saved sa
             db[v * H + h] += sum_N[v] + b_c[v * H + h] * sum_M[v];
 }
 
-// logsumexp_step: add exp(x) to exp(*max) * *sum. Equal values are not subtracted: no inf - inf.
+// logsumexp_step: add exp(x) to exp(*max) * *sum. Equals are not subtracted: inf - inf is NaN.
 static inline void logsumexp_step(float *max, double *sum, float x)
 {
     const float top = x > *max ? x : *max;
@@ -328,7 +328,7 @@ static void logcumsumexp_backward(float *dx, double *R, const float *dl, const f
 }
 
 // linear_row: s (H) = exp(a + max) sum, scaled, and out (H) for one position that sees n positions,
-// whose log-sum is max + log(sum); see finish_row. A shift by k ln 2 keeps exp small.  [eq. 5]
+// whose log-sum is max + log(sum); see finish_row. Shifts by k ln 2 keep exp small.  [eq. 5]
 static void linear_row(float *out, float *s, const float *a, const float *max, const float *sum,
                        size_t n, size_t H, int postnorm)
 {
@@ -735,8 +735,7 @@ static void adamw(Weights *w, const Training *t, double lr, double grad_scale, l
 {
     const float beta1 = t->beta1, beta2 = t->beta2, rest1 = 1 - t->beta1, rest2 = 1 - t->beta2;
     const float over_c1 = 1 / (1 - pow(t->beta1, (double)step + 1)), eps = t->adam_eps;
-    const float over_c2 = 1 / (1 - pow(t->beta2, (double)step + 1)), scale = grad_scale;
-    const float tiny = 1e-37;
+    const float over_c2 = 1 / (1 - pow(t->beta2, (double)step + 1)), s = grad_scale, tiny = 1e-37;
     for (int k = 0; k < w->params.n; k++) {
         const Tensor *row = &w->params.table[k];
         const float rate = lr * row->lr_scale, decay = row->decay ? t->weight_decay : 0;
@@ -745,7 +744,7 @@ static void adamw(Weights *w, const Training *t, double lr, double grad_scale, l
         size_t n = tensor_size(row);
 #pragma omp parallel for simd if (n > 65536)
         for (size_t i = 0; i < n; i++) {
-            float g_i = scale * g[i];
+            float g_i = s * g[i];
             float m_i = beta1 * m[i] + rest1 * g_i, v_i = beta2 * v[i] + rest2 * g_i * g_i;
             m[i] = m_i = fabs(m_i) < tiny ? 0 : m_i;
             v[i] = v_i = v_i < tiny ? 0 : v_i;
@@ -950,7 +949,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
 }
 
 // ------------------------------------------------------------------------------------------------
-// [memory] What a planned model takes.  (shared)
+// [train] The loop: memory, batches, updates, evaluation, checkpoints.  (shared)
 
 // model_bytes: what model_alloc will allocate, but for the batch's tokens.
 static size_t model_bytes(const Model *m)
@@ -984,9 +983,6 @@ static void model_zero_grad(Model *m)
 {
     arena_fill(&m->weights.grads, 0);
 }
-
-// ------------------------------------------------------------------------------------------------
-// [train] The loop: batches, updates, evaluation, checkpoints.  (shared)
 
 // load_batch: inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL.
 static void load_batch(Model *m, uint64_t stream, long number)

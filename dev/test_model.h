@@ -482,7 +482,8 @@ static inline double relative(const Arena *got, const Arena *want)
     return worst;
 }
 
-// test_accumulate: F06: updates of 8 sequences as 8 x 1, 4 x 2 and 1 x 8, with uneven targets; F02: the step and rate that are logged count updates.
+// test_accumulate: F06: updates of 8 sequences as 8 x 1, 4 x 2 and 1 x 8, with uneven targets;
+// F02: the step and rate that are logged count updates.
 static inline void test_accumulate(void)
 {
     static const int sizes[] = {8, 4, 1};
@@ -494,6 +495,7 @@ static inline void test_accumulate(void)
             Config c = main_config(i, sizes[k], 3, 8, 2);
             c.training.accumulate = 8 / c.training.batch_size;
             c.training.warmup = 10;
+            c.training.adam_eps = 1e-4; // the gradient of gpt2's key biases is rounding only
             draws = 0;
             m[k] = model_random(c);
             forward_backward(m[k], 0);
@@ -533,6 +535,10 @@ static inline void test_unseen(void)
         c.task = COPYING;
         c.training.adam_eps = 1e-15;
         Model *m = model_random(c);
+        if (!HEAD(m)) { // tied to the embedding, it moves all of it
+            model_drop(m);
+            continue;
+        }
         float *before = copy_of(m->params.wte, 29 * m->C * sizeof *before);
         for (long step = 0; step < 3; step++) {
             train_step(m, step, &row);

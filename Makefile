@@ -77,12 +77,12 @@ $(OUT)/test_%_double: test_%.c train_%.c $(HEADERS) | $(OUT)
 $(OUT)/test_%: test_%.c $(HEADERS) $(wildcard train_*.c) dev/diff.c | $(OUT)
 	$(CC) $(ALL_CFLAGS) $(WARN) $< -o $@ -lm
 test: cpu $(TEST_BINARIES)
-	@bash dev/run_tests.sh $(TEST_BINARIES) ./test_cli.sh
+	@bash dev/run_tests.sh $(TEST_BINARIES) $(MODELS:%="env TRAIN=./train_% ./test_cli.sh")
 test-long: cpu $(TEST_BINARIES)
 	@bash dev/run_tests.sh $(DOUBLES:%="$(OUT)/test_% long")
 test-ref: cpu
-	python3 dev/ref/causalrn.py --self-test
-	@bash dev/ref/causalrn_dumps.sh
+	@for m in $(MODELS); do python3 dev/ref/$$m.py --self-test | tail -n 1 && \
+	bash dev/ref/dumps.sh $$m || exit 1; done
 
 debug: CFLAGS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -DPOISON
 debug: | $(OUT)

@@ -38,9 +38,9 @@ help:
 	@echo "seq.c: sequence-modeling architectures in plain C and CUDA. Read train_causalrn.c first."
 	@echo
 	@echo "  make run         main job: learn to copy 32 letters  gcc                10-40 s, 2 cores"
-	@echo "  make test        all CPU tests                       gcc                1-2 min, 2 cores"
+	@echo "  make test        all CPU tests                       gcc                2-3 min, 2 cores"
 	@echo "  make test-long   other seeds, longer runs            gcc                2-10 min"
-	@echo "  make test-ref    dumps and goldens against numpy     python3, numpy     1 min"
+	@echo "  make test-ref    dumps and goldens against numpy     python3, numpy     1-2 min"
 	@echo "  make cpu         the trainers: $(MODELS:%=./train_%)"
 	@echo "  make debug       the same, NaN-poisoned memory, ASan, UBSan"
 	@echo "  make check       house rules and drifted copies      python3            seconds"

@@ -37,7 +37,8 @@ causalrn() {
     for postnorm in yes no; do
         for prenorm in exact approx none; do
             for activation in exp relu elu gelu; do
-                try $odd --hidden 17 --prenorm $prenorm --postnorm $postnorm --activation $activation
+                try $odd --hidden 17 --prenorm $prenorm --postnorm $postnorm \
+                    --activation $activation
             done
         done
         for prenorm in approx none; do

@@ -864,7 +864,7 @@ static void model_plan(Model *m, const Config *config)
         ACTIVATION("x", Acts, x, L + 1, B, T, C), ACTIVATION("r1", Acts, r1, L, B, T, C),
         ACTIVATION("qkv", Acts, qkv, L, B, T, 3 * C),
         ACTIVATION("lse", Acts, lse, softmax, B, NH, T),
-        ACTIVATION("norm", Acts, norm, linear, B, NH, T),
+        ACTIVATION("normaliser", Acts, norm, linear, B, NH, T),
         ACTIVATION("o", Acts, o, L, B, T, C), ACTIVATION("mid", Acts, mid, L, B, T, C),
         ACTIVATION("r2", Acts, r2, L, B, T, C), ACTIVATION("h", Acts, h, L, B, T, 4 * C),
         ACTIVATION("g", Acts, g, L, B, T, 4 * C), ACTIVATION("y", Acts, y, B, T, C),
@@ -1198,7 +1198,7 @@ static void train(Model *m, const Options *options)
     "--schedule constant --steps 2000"
 #define WEB "--model gpt2 --lr 6e-4 --warmup 700 --weight-decay 0.1 --beta2 0.95 --steps 19073 "
 static const Preset PRESETS[] = {
-    {"main", "--string-size 32 --channels 128 --lr 1e-3 --schedule constant --steps 600",
+    {"main", "--string-size 32 --channels 128 --lr 1e-3 --schedule constant --steps 300",
      "32 letters on two cores"},
     {"copy-s16", PAPER " --string-size 16", "the paper's Transformer, Fig. 4"},
     {"copy-s32", PAPER " --string-size 32", "the paper's Transformer, Fig. 4"},

@@ -34,7 +34,7 @@ causalrn)
 gpt2)
     model=transformer other=linear-transformer size=heads wrong="--channels 16"
     presets="main copy-s16 copy-s32 copy-s64 copy-s128 copy-s256"
-    presets="$presets gpt2 gpt2-medium gpt2-large gpt2-xl"
+    presets="$presets shakespeare gpt2 gpt2-medium gpt2-large gpt2-xl"
     ;;
 *) echo "error: $arch: expected causalrn or gpt2; give ARCH"; exit 2 ;;
 esac
@@ -167,7 +167,7 @@ test_help() {
         has "--help" "^  $preset +[^ ]" "$tmp/help"
     done
     for preset in $(sed -n '/^Presets/,$p' "$tmp/help" | grep -oE '^  [a-z0-9-]+'); do
-        works --preset "$preset" $small --steps 0
+        works --preset "$preset" --task copying $small --steps 0
     done
 }
 
@@ -195,9 +195,11 @@ test_every_option() {
         "schedule cosine" "lr-min 1e-5" "grad-clip 0" "weight-decay 0.1" "beta1 0" "beta2 0.99" \
         "adam-eps 1e-6" "stop-at 0.5" "seed 0" "threads 2" "eval-every 1" "save-every 1" \
         "print-every 1" "out elsewhere" "force" "load every/checkpoint.safetensors" "dump d" \
-        "preset main"; do
+        "preset main" "vocab ascii" "context 7" "held-out 0.2" "eval-batches 2" "sample 3" \
+        "temperature 0" "top-k 2"; do
         alone --${option%% *} $([[ $option == *" "* ]] && echo "${option#* }")
     done
+    tried="$tried text val tokenizer prompt" # these need others: test_text
     works --batch-size 1 --string-size 2 --schedule constant --steps 2 --out every --resume
     for option in $(grep -oE '^  --[a-z0-9-]+' "$tmp/help" | tr -d ' '); do
         case " $tried " in
@@ -243,6 +245,97 @@ test_refused_options() {
     refused 2 "--lr needs a value" --lr
     refused 2 "--lr needs a value.*--seed" --lr --seed 1
     refused 2 "no preset \"mian\"" --preset mian
+}
+
+# ---- text
+
+# said: what the last run sampled.
+said() { sed -n '/^sample of/,/^RESULT/p' "$tmp/out" | sed '1d;$d'; }
+
+# A text is learned, evaluated on what is held out, and gone on with; the same bits when the run is
+# resumed in the middle of an epoch (F01), of several that a short text takes (F10).
+test_text() {
+    local text="--task text --vocab ascii --context 6 --layers 1 --channels 8 --$size 8"
+    local seed samples
+    text="$text --batch-size 4 --schedule constant --warmup 3"
+    for _ in $(seq 12); do echo "the quick brown fox jumps over the lazy dog"; done >fox
+    seq 100 >numbers
+    works $text --text fox --steps 40 --eval-every 10 --sample 4 --prompt th --out t40
+    has "a text" "^text: fox, checksum [0-9a-f]{16}: 476 tokens .* 79 windows" "$tmp/out"
+    has "a text" "^held out: fox, 52 tokens, 8 windows" "$tmp/out"
+    has "a text" "^step 40: held out: loss [0-9.]+, [0-9.]+ bits per character" "$tmp/out"
+    has "a text" "^RESULT task=text .*context=6 .* bits_per_char=[0-9.]+ loss=" "$tmp/out"
+    has "log.csv of a text" "^#.* data_checksum=[0-9a-f]{16}" t40/log.csv
+    is "rows of log.csv" "40,val_bits 40,val" "$(tail -2 t40/log.csv | cut -d, -f1,2 | xargs)"
+    is "nats and bits" 1 "$(tail -2 t40/log.csv | cut -d, -f3 | xargs |
+        awk '{ d = $2 / log(2) / $1 - 1; print d * d < 1e-12 }')"
+    samples=$(said)
+    is "a sample of 4 after th" 6 ${#samples}
+    works $text --text fox --steps 25 --out t25
+    cp fox moved # the content counts, not the name
+    works $text --text moved --steps 40 --eval-every 10 --sample 4 --prompt th --out t25 --resume
+    is "the sample of a resumed run" "$samples" "$(said)"
+    same "resumed in the middle of an epoch" t40/checkpoint.safetensors t25/checkpoint.safetensors
+    refused 3 "checksum [0-9a-f]{16}, this run's is" $text --text numbers --out t40 --resume
+    refused 3 "--context 6" ${text/--context 6/--context 5} --text fox --steps 50 --out t40 --resume
+    works $text --text numbers --steps 0 --load t40/checkpoint.safetensors
+    works $text --text fox --val numbers --steps 1 --out v
+    has "--val" "^held out: numbers, 292 tokens, 48 windows" "$tmp/out"
+    works $text --val fox --steps 0 --load t40/checkpoint.safetensors
+    samples= # without a text; the same seed says the same, others say something else (D07)
+    for seed in 1 1 0 2 18446744073709551615; do
+        works $text --steps 0 --load t40/checkpoint.safetensors --sample 6 --seed $seed
+        samples="$samples $(said | cksum | cut -d' ' -f1)"
+    done
+    is "different samples of $samples" 4 "$(echo $samples | tr ' ' '\n' | sort -u | wc -l | xargs)"
+    works $text --steps 0 --load t40/checkpoint.safetensors --sample 5 --prompt t --temperature 0
+    samples=$(said)
+    works $text --steps 0 --load t40/checkpoint.safetensors --sample 5 --prompt t --temperature 1 \
+        --top-k 1 --seed 9
+    is "--top-k 1" "$samples" "$(said)"
+    works $small --steps 1 --sample 3 --prompt '^ab|' --out sampled
+    has "a sample of copying" "^\^ab\|[a-z^|$]{3}$" "$tmp/out"
+    works $text --model $other --text fox --steps 2 --dump td --out linear
+}
+
+# Texts, tokenizers and samples that cannot be.
+test_refused_texts() {
+    local text="--task text --context 6 --batch-size 4 --text"
+    printf 'caf\303\251 and a text that is long enough for one batch of windows' >latin
+    printf '\357\273\277a text after a byte order mark, long enough for a batch' >marked
+    : >nothing
+    mkdir -p folder
+    refused 2 "--text.*--task copying" $small --text fox
+    refused 2 "--task text needs --text" --task text
+    refused 3 "latin: the byte at offset 3 is 0xC3" --vocab ascii $text latin
+    works $text latin --steps 1 --held-out 0.2 --out latin-run
+    works --vocab ascii $text marked --steps 1 --held-out 0.2 --out marked-run
+    has "a byte order mark" "byte order mark left out" "$tmp/out"
+    refused 3 "nothing: .*got an empty file" $text nothing
+    refused 3 "folder: expected a file, got a directory" $text folder
+    refused 3 "absent: cannot read: No such file" $text absent
+    refused 3 "fox: expected a file of tokens.*got plain text" --vocab gpt2 $text fox
+    refused 3 "need 481 tokens.*have 476" --task text --context 6 --batch-size 80 --text fox
+    refused 3 "need 7 tokens to evaluate" $text fox --held-out 0.01
+    refused 2 "--tokenizer is for --vocab gpt2" $text fox --tokenizer fox
+    refused 3 "fox: expected a tokenizer" --vocab gpt2 $text fox --tokenizer fox
+    refused 2 "--prompt needs --sample" $text fox --prompt a
+    refused 2 "--prompt: the byte at offset 1 is 0xC3" --vocab ascii $text fox --sample 2 \
+        --prompt $'a\303\251'
+    refused 2 "--prompt: character 0 is no token" $small --sample 2 --prompt A
+    refused 2 "--temperature.*-1" $text fox --sample 2 --temperature -1
+    refused 2 "--top-k.*-1" $text fox --sample 2 --top-k -1
+    refused 2 "--sample 7: after a prompt of 1 tokens the model would read 7" $text fox --sample 7
+    refused 2 "--sample 60: after.*6 positions" $text fox --sample 60
+    refused 2 "--sample 1: after a prompt of 10 tokens" $text fox --sample 1 --prompt 0123456789
+    works $text fox --steps 1 --sample 6 --out every6 # every position, and a prompt of all but none
+    works $text fox --steps 1 --sample 1 --prompt 012345 --out every1
+    if [ "$(id -u)" = 0 ]; then
+        skip "a text that may not be read" "root may read it"
+    else
+        chmod 0 latin
+        refused 3 "latin: cannot read: Permission denied" $text latin
+    fi
 }
 
 # ---- evaluation and dumps
@@ -630,6 +723,8 @@ test_published() {
 test_help
 test_every_option
 test_refused_options
+test_text
+test_refused_texts
 test_steps_0
 test_dump
 test_resume

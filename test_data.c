@@ -1,5 +1,5 @@
-// test_data.c: tests of data/: what the tasks look like, and that nothing but the seed and the
-// number of a sequence decides what it holds.
+// test_data.c: tests of data/tasks.h: what the tasks look like, and that nothing but the seed and
+// the number of a sequence decides what it holds. Text: test_text.c.
 //
 //     gcc -O2 -fopenmp -Wall -Wextra test_data.c -o build/test_data -lm && build/test_data
 //
@@ -296,25 +296,28 @@ static void show(void *batch)
     task_show(&TASKS[0], &options, b->inputs, b->predictions);
 }
 
-// test_batch_text: tokens as text; what is no token is '?', and the text always ends.
-static void test_batch_text(void)
+// print_tokens: task_print of tokens that are and that are none, in a child.
+static void print_tokens(void *unused)
 {
     const int tokens[] = {0, 3, 28, 1, 2, -1, 29, INT32_MIN, INT32_MAX};
-    char text[16];
-    memset(text, 'x', sizeof text);
-    task_text(&TASKS[0], tokens, 9, text, sizeof text);
-    CHECK(!strcmp(text, "^az|$????"), "text %s", text);
-    task_text(&TASKS[0], tokens, 9, text, 4);
-    CHECK(!strcmp(text, "^az"), "cut to 3 characters: %s", text);
-    task_text(&TASKS[0], tokens, 0, text, 1);
-    CHECK(!*text, "no token, no text");
+    (void)unused;
+    task_print(&TASKS[0], NULL, "say ", tokens, 9);
+    task_print(&TASKS[0], NULL, ".", tokens, 0);
+}
+
+// test_batch_text: tokens as text; what is no token is '?'.
+static void test_batch_text(void)
+{
+    Outcome out = run_child(print_tokens, NULL);
+    CHECK(!strcmp(out.text, "say ^az|$????."), "text %s", out.text);
     Batch batch = copying_batch(16, 1, STREAM_TRAIN, 0, 1);
     memcpy(batch.predictions, batch.targets, batch.T * sizeof(int));
-    Outcome out = run_child(show, &batch);
+    out = run_child(show, &batch);
     const char *shown = "prompt  ^cxiynmyhmzczhszx|\ndecoded cxiynmyhmzczhszx$\n";
     CHECK(!strcmp(out.text, shown), "expected\n%sgot\n%s", shown, out.text);
     batch_free(&batch);
 }
+
 // check_ignored: in a child: two batches without a target.
 static void check_ignored(void *unused)
 {

@@ -591,7 +591,7 @@ static void test_training_update(void)
         update_end(&u, &a);
         loss = sum > 0 ? loss / sum : 0;
         grad = sum > 0 ? grad / sum : 0;
-        CHECK(u.batches == 4 && fabs(u.acc - 0.375) < 1e-15 && fabs(u.loss - loss) < 1e-14,
+        CHECK(u.n == 4 && fabs(u.acc - 0.375) < 1e-15 && fabs(u.loss - loss) < 1e-14,
               "F06: loss %g, accuracy %g, expected %g, 0.375", u.loss, u.acc, loss);
         size_t right = 0;
         for (size_t e = 0; e < 30; e++)

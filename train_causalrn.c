@@ -26,6 +26,7 @@
 // On two CPU cores (measured: README.md; the paper's figures: train_causalrn.cu):
 //   ./train_causalrn                      copying 16 letters; --preset main: 32, `make run`
 //   ./train_causalrn --preset copy-s128   the paper's size, hours here: to compare with the GPU
+//   ./train_causalrn --task text --text FILE --sample 60   the bytes of a file, and its own
 //
 // Differences from the paper and its code: eps 1e-8 is inside the root of every normalize (theirs:
 // 0, on the deviation); before the post-reduction norm each row of s is divided by a power of two,
@@ -167,14 +168,14 @@ static void pair_rstd(float *r, const float *a, const float *va, const float *b,
 // factor. The norm undoes the power of two (up to eps): no gradient, and no square overflows.
 static float finish_row(float *out, float *s, size_t n, size_t H, int postnorm)
 {
-    float top = 0, scale = 1.0 / (double)n;
+    float top = 0;
     int k = 0;
     for (size_t h = 0; h < H; h++)
         top = fabs(s[h]) > top ? fabs(s[h]) : top;
     if (postnorm && isfinite(top))
         frexp(top, &k);
-    if (postnorm)
-        scale = ldexp((float)1, k > 126 ? -126 : k < -126 ? 126 : -k);
+    const float power = ldexp((float)1, k > 126 ? -126 : k < -126 ? 126 : -k);
+    const float scale = postnorm ? power : 1.0 / (double)n;
     for (size_t h = 0; h < H; h++)
         out[h] = s[h] *= scale;
     if (postnorm)
@@ -289,8 +290,7 @@ static inline void logsumexp_step(float *max, double *sum, float x)
 }
 
 // logcumsumexp_forward: per channel of x (T,H) the running log-sum-exp l_t = max_t + log(sum_t),
-// kept as max, sum (T,H) =: nothing overflows; -inf is the log of 0, +inf and NaN stay. carry (H):
-// scratch.
+// kept as max, sum (T,H) =: no overflow; -inf is log 0; +inf, NaN stay. carry (H) is scratch.
 static void logcumsumexp_forward(float *max, float *sum, double *carry, const float *x, size_t T,
                                  size_t H)
 {
@@ -1019,34 +1019,44 @@ static void train_step(Model *m, long step, LogRow *row)
     double norm = gradient_norm(&m->weights.grads), lr = learning_rate(t, step);
     training_stop_if_bad("gradient norm", norm, step, &m->weights, &m->acts_arena);
     adamw(&m->weights, t, lr, t->grad_clip > 0 ? fmin(1, t->grad_clip / norm) : 1, step);
-    double ms = 1e3 * (seconds_now() - start), tokens = (double)(m->B * m->T) * u.batches;
-    *row = (LogRow){step, "train", u.loss, u.acc, lr, norm, ms, 1e3 * tokens / ms};
+    *row = log_train_row(step, u.loss, u.acc, lr, norm, seconds_now() - start, u.n * m->B * m->T);
 }
 
-// evaluate: loss and accuracy on fresh sequences, each prediction given the true past.
+// evaluate: loss and accuracy on sequences never trained on, each prediction given the true past.
 static LogRow evaluate(Model *m, long step)
 {
-    load_batch(m, STREAM_EVAL, 0);
-    model_forward(m);
-    training_stop_if_bad("loss on fresh sequences", m->loss, step, &m->weights, &m->acts_arena);
-    return (LogRow){step, "val", m->loss, task_score(m->task, &m->batch, m->B), 0, 0, 0, 0};
+    Evaluation sum = {0};
+    for (long i = 0; i < task_eval_batches(m->task, &m->config.task_options, m->B); i++) {
+        load_batch(m, STREAM_EVAL, i);
+        model_forward(m);
+        training_stop_if_bad("loss on fresh sequences", m->loss, step, &m->weights, &m->acts_arena);
+        evaluation_add(&sum, m->task, &m->config.task_options, &m->batch, m->loss);
+    }
+    return evaluation_row(&sum, step);
 }
 
-// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it predicted.
-static double greedy(Model *m)
+// decode: said (D,n) = the token chosen at each position when the model reads the first `given`
+// tokens of inputs (D,n) and then what it said.
+static void decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
+                   Sampler sampler)
 {
-    size_t prompt = m->task->shape(&m->config.task_options).prompt, T = m->T, D = m->decode_B;
-    const int *inputs = m->batch.inputs;
-    int *predictions = m->batch.predictions, *tokens = alloc_zero(D, sizeof(int), "tokens");
-    for (size_t t = 0; t < T; t++) {
+    int *tokens = alloc_zero(D, sizeof(int), "tokens");
+    for (size_t t = 0; t < n; t++) {
         for (size_t i = 0; i < D; i++)
-            tokens[i] = t < prompt ? inputs[i * T + t] : predictions[i * T + t - 1];
-        const float *logits = model_decode(m, tokens, t, D);
-        for (size_t i = 0; i < D; i++)
-            predictions[i * T + t] = argmax(logits + i * m->V, m->V);
+            tokens[i] = t < given ? inputs[i * n + t] : said[i * n + t - 1];
+        const float *logits = model_decode(m, tokens, t, D), *x = logits;
+        for (size_t i = 0; i < D; i++, x += m->V)
+            said[i * n + t] = sampler_choose(&sampler, x, sizeof(float), m->V, i, t);
     }
     free(tokens);
-    return task_score(m->task, &m->batch, D);
+}
+
+// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it said.
+static double greedy(Model *m)
+{
+    size_t prompt = m->task->shape(&m->config.task_options).prompt;
+    decode(m, m->batch.predictions, m->batch.inputs, prompt, m->T, m->decode_B, (Sampler){0});
+    return task_score(m->task, &m->batch, m->decode_B);
 }
 
 // train: take an allocated model through its configuration until the steps are done, --stop-at is
@@ -1055,11 +1065,9 @@ static void train(Model *m, const Options *options)
 {
     const Training *t = &m->config.training;
     const char *task = m->task->name, *model = model_name(&m->config);
-    volatile sig_atomic_t *interrupted = training_interrupted();
     Log log;
     LogRow row = {0}, val = {0};
     char checkpoint[LOG_PATH];
-    double train_ms = 0;
     training_load(t, &m->weights, options, ARCHITECTURE);
     if (t->dump) {
         forward_backward(m, 0);
@@ -1070,33 +1078,31 @@ static void train(Model *m, const Options *options)
     }
     long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task,
                                model, "CPU");
-    const long first = step;
     training_catch_interrupt();
     for (;; step++) {
-        int last = step >= t->steps || *interrupted ||
-                   (t->stop_at > 0 && log.last_acc >= t->stop_at);
+        int last = training_over(t, &log, step);
         if (last || (t->eval_every && step && step % t->eval_every == 0)) {
             val = evaluate(m, step);
-            log_row(&log, &val);
-            log_line(&log, "step %ld: on fresh sequences loss %.4f, accuracy %.2f%%\n", step,
-                     val.loss, 100 * val.acc);
+            log_eval(&log, &val);
         }
-        if (log.csv && (last || (step > first && t->save_every && step % t->save_every == 0)))
+        if (log.csv && (last || (log.steps && t->save_every && step % t->save_every == 0)))
             checkpoint_save(checkpoint, &m->weights, options, ARCHITECTURE, step);
         if (last)
             break;
         train_step(m, step, &row);
-        train_ms += row.ms;
-        double left = 1e-3 * train_ms / (double)(step + 1 - first) * (double)(t->steps - step - 1);
-        log_row(&log, &row);
-        log_progress(&log, &row, t->steps, left, (step + 1) % t->print_every == 0);
+        log_step(&log, &row, t->steps, (step + 1) % t->print_every == 0);
     }
-    double greedy_acc = m->decode_B ? greedy(m) : -1;
-    if (m->decode_B)
-        task_show(m->task, &m->config.task_options, m->batch.inputs, m->batch.predictions);
-    TaskShape shape = m->task->shape(&m->config.task_options);
+    const TaskOptions *o = &m->config.task_options;
+    TaskShape shape = m->task->shape(o);
+    double greedy_acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
+    if (greedy_acc >= 0)
+        task_show(m->task, o, m->batch.inputs, m->batch.predictions);
+    if (o->sample) {
+        decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
+        task_show_sample(m->task, o);
+    }
     training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
-                    step > first ? train_ms / (double)(step - first) : 0);
+                    log_ms_per_step(&log));
     log_close(&log);
 }
 
@@ -1145,12 +1151,9 @@ static void config_check(Config *c)
     Mix *mix = &c->mix;
     if (mix->prenorm == AUTO)
         mix->prenorm = mix->model == LINEAR ? APPROX : EXACT;
-    if (mix->model == LINEAR && mix->activation != EXP)
-        die(EXIT_USAGE, "--model linear: expected --activation exp: only exp(a + b) factors into "
-            "exp(a) exp(b)\nhint: --model quadratic takes every activation");
-    if (mix->model == LINEAR && mix->prenorm == EXACT)
-        die(EXIT_USAGE, "--model linear: expected --prenorm approx or none: exact normalizes every "
-            "pair, so the sum does not factor\nhint: --model quadratic takes exact");
+    if (mix->model == LINEAR && (mix->activation != EXP || mix->prenorm == EXACT))
+        die(EXIT_USAGE, "--model linear: expected --activation exp and --prenorm approx or none: "
+            "else the sum over pairs does not factor\nhint: --model quadratic takes all of them");
     if (!mix->causal && TASKS[c->task].shape(&c->task_options).causal)
         die(EXIT_USAGE, "--causal no: the inputs of --task %s show its targets, a bidirectional "
             "model reads them\nhint: it is for tasks that do not", TASKS[c->task].name);
@@ -1184,6 +1187,7 @@ int main(int argc, char **argv)
     config_check(&config);
     training_check(&config.training);
     threads_set(config.training.threads);
+    task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 1);
     model_plan(&model, &config);
     options_print(stdout, "", &options);
     training_print("CausalRN", &model.weights, "wte,wpe", model_flops(&model), model.B * model.T,

@@ -34,6 +34,7 @@
 // On two CPU cores (the paper's figures: train_gpt2.cu):
 //   ./train_gpt2                              copying 16 letters; --model linear-transformer
 //   ./train_gpt2 --preset copy-s128           the paper's size, hours here: for the GPU
+//   ./train_gpt2 --task text --text FILE --sample 60       the bytes of a file, and its own
 //
 // Differences from the papers: no dropout; the positions of gpt2 start as N(0,0.02), theirs as
 // N(0,0.01); warm-up starts at lr/warmup rather than 0; fp32 throughout.
@@ -1110,34 +1111,44 @@ static void train_step(Model *m, long step, LogRow *row)
     double norm = gradient_norm(&m->weights.grads), lr = learning_rate(t, step);
     training_stop_if_bad("gradient norm", norm, step, &m->weights, &m->acts_arena);
     adamw(&m->weights, t, lr, t->grad_clip > 0 ? fmin(1, t->grad_clip / norm) : 1, step);
-    double ms = 1e3 * (seconds_now() - start), tokens = (double)(m->B * m->T) * u.batches;
-    *row = (LogRow){step, "train", u.loss, u.acc, lr, norm, ms, 1e3 * tokens / ms};
+    *row = log_train_row(step, u.loss, u.acc, lr, norm, seconds_now() - start, u.n * m->B * m->T);
 }
 
-// evaluate: loss and accuracy on fresh sequences, each prediction given the true past.
+// evaluate: loss and accuracy on sequences never trained on, each prediction given the true past.
 static LogRow evaluate(Model *m, long step)
 {
-    load_batch(m, STREAM_EVAL, 0);
-    model_forward(m);
-    training_stop_if_bad("loss on fresh sequences", m->loss, step, &m->weights, &m->acts_arena);
-    return (LogRow){step, "val", m->loss, task_score(m->task, &m->batch, m->B), 0, 0, 0, 0};
+    Evaluation sum = {0};
+    for (long i = 0; i < task_eval_batches(m->task, &m->config.task_options, m->B); i++) {
+        load_batch(m, STREAM_EVAL, i);
+        model_forward(m);
+        training_stop_if_bad("loss on fresh sequences", m->loss, step, &m->weights, &m->acts_arena);
+        evaluation_add(&sum, m->task, &m->config.task_options, &m->batch, m->loss);
+    }
+    return evaluation_row(&sum, step);
 }
 
-// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it predicted.
-static double greedy(Model *m)
+// decode: said (D,n) = the token chosen at each position when the model reads the first `given`
+// tokens of inputs (D,n) and then what it said.
+static void decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
+                   Sampler sampler)
 {
-    size_t prompt = m->task->shape(&m->config.task_options).prompt, T = m->T, D = m->decode_B;
-    const int *inputs = m->batch.inputs;
-    int *predictions = m->batch.predictions, *tokens = alloc_zero(D, sizeof(int), "tokens");
-    for (size_t t = 0; t < T; t++) {
+    int *tokens = alloc_zero(D, sizeof(int), "tokens");
+    for (size_t t = 0; t < n; t++) {
         for (size_t i = 0; i < D; i++)
-            tokens[i] = t < prompt ? inputs[i * T + t] : predictions[i * T + t - 1];
-        const float *logits = model_decode(m, tokens, t, D);
-        for (size_t i = 0; i < D; i++)
-            predictions[i * T + t] = argmax(logits + i * m->V, m->V);
+            tokens[i] = t < given ? inputs[i * n + t] : said[i * n + t - 1];
+        const float *logits = model_decode(m, tokens, t, D), *x = logits;
+        for (size_t i = 0; i < D; i++, x += m->V)
+            said[i * n + t] = sampler_choose(&sampler, x, sizeof(float), m->V, i, t);
     }
     free(tokens);
-    return task_score(m->task, &m->batch, D);
+}
+
+// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it said.
+static double greedy(Model *m)
+{
+    size_t prompt = m->task->shape(&m->config.task_options).prompt;
+    decode(m, m->batch.predictions, m->batch.inputs, prompt, m->T, m->decode_B, (Sampler){0});
+    return task_score(m->task, &m->batch, m->decode_B);
 }
 
 // train: take an allocated model through its configuration until the steps are done, --stop-at is
@@ -1146,11 +1157,9 @@ static void train(Model *m, const Options *options)
 {
     const Training *t = &m->config.training;
     const char *task = m->task->name, *model = model_name(&m->config);
-    volatile sig_atomic_t *interrupted = training_interrupted();
     Log log;
     LogRow row = {0}, val = {0};
     char checkpoint[LOG_PATH];
-    double train_ms = 0;
     training_load(t, &m->weights, options, ARCHITECTURE);
     if (t->dump) {
         forward_backward(m, 0);
@@ -1161,33 +1170,31 @@ static void train(Model *m, const Options *options)
     }
     long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task,
                                model, "CPU");
-    const long first = step;
     training_catch_interrupt();
     for (;; step++) {
-        int last = step >= t->steps || *interrupted ||
-                   (t->stop_at > 0 && log.last_acc >= t->stop_at);
+        int last = training_over(t, &log, step);
         if (last || (t->eval_every && step && step % t->eval_every == 0)) {
             val = evaluate(m, step);
-            log_row(&log, &val);
-            log_line(&log, "step %ld: on fresh sequences loss %.4f, accuracy %.2f%%\n", step,
-                     val.loss, 100 * val.acc);
+            log_eval(&log, &val);
         }
-        if (log.csv && (last || (step > first && t->save_every && step % t->save_every == 0)))
+        if (log.csv && (last || (log.steps && t->save_every && step % t->save_every == 0)))
             checkpoint_save(checkpoint, &m->weights, options, ARCHITECTURE, step);
         if (last)
             break;
         train_step(m, step, &row);
-        train_ms += row.ms;
-        double left = 1e-3 * train_ms / (double)(step + 1 - first) * (double)(t->steps - step - 1);
-        log_row(&log, &row);
-        log_progress(&log, &row, t->steps, left, (step + 1) % t->print_every == 0);
+        log_step(&log, &row, t->steps, (step + 1) % t->print_every == 0);
     }
-    double greedy_acc = m->decode_B ? greedy(m) : -1;
-    if (m->decode_B)
-        task_show(m->task, &m->config.task_options, m->batch.inputs, m->batch.predictions);
-    TaskShape shape = m->task->shape(&m->config.task_options);
+    const TaskOptions *o = &m->config.task_options;
+    TaskShape shape = m->task->shape(o);
+    double greedy_acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
+    if (greedy_acc >= 0)
+        task_show(m->task, o, m->batch.inputs, m->batch.predictions);
+    if (o->sample) {
+        decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
+        task_show_sample(m->task, o);
+    }
     training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
-                    step > first ? train_ms / (double)(step - first) : 0);
+                    log_ms_per_step(&log));
     log_close(&log);
 }
 
@@ -1196,7 +1203,9 @@ static void train(Model *m, const Options *options)
 
 #define PAPER "--layers 12 --heads 1 --channels 192 --batch-size 320 --lr 5e-4 --warmup 50 " \
     "--schedule constant --steps 2000"
-#define WEB "--model gpt2 --lr 6e-4 --warmup 700 --weight-decay 0.1 --beta2 0.95 --steps 19073 "
+#define TEXT "--task text --layers 6 --heads 6 --channels 384 --batch-size 64 --context 256 "
+#define WEB "--model gpt2 --task text --vocab gpt2 --context 1024 --batch-size 4 " \
+    "--accumulate 128 --steps 19073 --lr 6e-4 --warmup 700 --beta2 0.95 --weight-decay 0.1 "
 static const Preset PRESETS[] = {
     {"main", "--string-size 32 --channels 128 --lr 1e-3 --schedule constant --steps 300",
      "32 letters on two cores"},
@@ -1205,14 +1214,12 @@ static const Preset PRESETS[] = {
     {"copy-s64", PAPER " --string-size 64", "the paper's Transformer, Fig. 4"},
     {"copy-s128", PAPER " --string-size 128", "the paper's Transformer, Fig. 3 and 4"},
     {"copy-s256", PAPER " --string-size 256", "the paper's Transformer, Fig. 4"},
-    {"gpt2", WEB "--layers 12 --heads 12 --channels 768 --batch-size 4 --accumulate 128",
-     "GPT-2's size and training, 124M"},
-    {"gpt2-medium", WEB "--layers 24 --heads 16 --channels 1024 --batch-size 4 --accumulate 128",
-     "355M"},
-    {"gpt2-large", WEB "--layers 36 --heads 20 --channels 1280 --batch-size 2 --accumulate 256",
-     "774M"},
-    {"gpt2-xl", WEB "--layers 48 --heads 25 --channels 1600 --batch-size 1 --accumulate 512",
-     "1558M"},
+    {"shakespeare", TEXT "--lr 1e-3 --lr-min 1e-4 --warmup 100 --beta2 0.99 --steps 2500",
+     "characters of --text FILE, a GPU's work"},
+    {"gpt2", WEB "--layers 12 --heads 12 --channels 768", "124M, updates of half a million tokens"},
+    {"gpt2-medium", WEB "--layers 24 --heads 16 --channels 1024", "355M"},
+    {"gpt2-large", WEB "--layers 36 --heads 20 --channels 1280", "774M"},
+    {"gpt2-xl", WEB "--layers 48 --heads 25 --channels 1600", "1558M"},
     {NULL, NULL, NULL},
 };
 
@@ -1222,12 +1229,10 @@ static void config_options(Options *options, Config *c)
     const Option rows[] = {
         {"model", OPT_CHOICE, &c->model, "transformer", 0, 0, MODELS, DEFINES_MODEL,
          "the paper's baselines, or GPT-2"},
-        {"causal", OPT_CHOICE, &c->causal, "yes", 0, 0, "no|yes", DEFINES_MODEL,
-         "no: every position sees all"},
+        {"causal", OPT_CHOICE, &c->causal, "yes", 0, 0, "no|yes", DEFINES_MODEL, "no: all see all"},
         {"layers", OPT_INT, &c->layers, "2", 1, 1024, "L", DEFINES_MODEL, "blocks"},
         {"heads", OPT_INT, &c->heads, "2", 1, 1 << 16, "NH", DEFINES_MODEL, "of attention"},
-        {"channels", OPT_INT, &c->channels, "64", 1, 1 << 16, "C", DEFINES_MODEL,
-         "width of x, a multiple of the heads"},
+        {"channels", OPT_INT, &c->channels, "64", 1, 1 << 16, "C", DEFINES_MODEL, "NH times HS"},
         {"init-from", OPT_STRING, &c->init_from, NULL, 0, 0, "FILE", RUNTIME,
          "start gpt2 from published weights (safetensors)"},
     };
@@ -1279,6 +1284,7 @@ int main(int argc, char **argv)
     config_check(&config);
     training_check(&config.training);
     threads_set(config.training.threads);
+    task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 1);
     model_plan(&model, &config);
     options_print(stdout, "", &options);
     training_print(model_name(&config), &model.weights, "wte,wpe", model_flops(&model),

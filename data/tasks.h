@@ -1,28 +1,35 @@
-// tasks.h: synthetic tasks, made on the fly. A task is one row of the table TASKS and three
-// functions: its shape (how long, how many symbols), one sequence of it, and the score of one
-// prediction.
+// tasks.h: what a model is fed: synthetic tasks, made on the fly, and text (text.h). A task is one
+// row of the table TASKS and three functions: its shape (how long, how many symbols), one sequence
+// of it, and the score of one prediction.
 //
-// Every sequence is a pure function of (seed, stream number): training draws a fresh one each time,
-// a resumed run sees the ones it would have seen, and the evaluation set is disjoint from all of
-// them. A target of IGNORE (-1) is not trained on and not scored.
+// Every sequence is a pure function of (seed, stream number), and of the files of text: a resumed
+// run sees the sequences it would have seen, and the evaluation set is disjoint from all that are
+// trained on. A target of IGNORE (-1) is not trained on and not scored.
 #ifndef SEQ_DATA_TASKS_H
 #define SEQ_DATA_TASKS_H
 
-#include "../util/check.h"
-#include "../util/options.h"
-#include "../util/rng.h"
+#include "../util/training.h"
+#include "sampler.h"
+#include "text.h"
 
 enum { IGNORE = -1 };
 
 // What the tasks can be told; each task reads the fields it knows.
 typedef struct {
-    int string_size; // copying: letters in a string
+    int string_size;  // copying: letters in a string
+    int eval_batches; // 0: one, or all that is held out
+    Text text;
+    int sample, top_k; // tokens to say at the end
+    double temperature;
+    const char *prompt;
+    int *read, *said; // (read_n), made by task_open: the prompt and room; what the model says to it
+    size_t prompt_n, read_n;
 } TaskOptions;
 
 typedef struct {
     size_t T;      // tokens in a sequence
     size_t V;      // symbols
-    size_t prompt; // leading tokens given when decoding; the model's own output follows
+    size_t prompt; // leading tokens given when decoding; the model's own output follows, T: none
     int causal;    // 1: the targets stand in the inputs, so a bidirectional model would read them
     const char *size_name; // what RESULT calls the size of the task, and the size
     int size;
@@ -30,7 +37,7 @@ typedef struct {
 
 typedef struct {
     const char *name, *help;
-    const char *symbols; // one printable character a token
+    const char *symbols; // one printable character a token; NULL: the tokens are text's
     TaskShape (*shape)(const TaskOptions *options);
     void (*fill)(const TaskOptions *options, uint64_t seed, uint64_t stream, int *inputs,
                  int *targets);
@@ -89,11 +96,45 @@ static inline double copying_score(const int *targets, const int *predictions, s
     return letters ? (double)right / (double)letters : 1;
 }
 
+// ---- text: the next token of windows of a file (text.h)
+
+// text_shape: T = --context, V by --vocab; every target is scored given the true past.
+static inline TaskShape text_shape(const TaskOptions *options)
+{
+    const size_t T = (size_t)options->text.context;
+    TaskShape shape = {T, text_V(options->text.vocab), T, 1, "context", options->text.context};
+    return shape;
+}
+
+// text_sequence: inputs (T) = a window of the file, targets (T) = the same one token later; past
+// the last window of the held-out part, all IGNORE.
+static inline void text_sequence(const TaskOptions *options, uint64_t seed, uint64_t stream,
+                                 int *inputs, int *targets)
+{
+    const int found = text_fill(&options->text, seed, stream, inputs, targets);
+    for (int t = 0; !found && t < options->text.context; t++) {
+        inputs[t] = 0;
+        targets[t] = IGNORE;
+    }
+}
+
+// text_score: the fraction of the tokens that is right.
+static inline double text_score(const int *targets, const int *predictions, size_t T)
+{
+    size_t right = 0, count = 0;
+    for (size_t t = 0; t < T; t++) {
+        count += targets[t] != IGNORE;
+        right += targets[t] != IGNORE && targets[t] == predictions[t];
+    }
+    return count ? (double)right / (double)count : 0;
+}
+
 // ---- the table
 
 static const Task TASKS[] = {
     {"copying", "repeat a random string of letters", "^|$abcdefghijklmnopqrstuvwxyz", copying_shape,
      copying_fill, copying_score},
+    {"text", "say the next token of a file", NULL, text_shape, text_sequence, text_score},
 };
 
 // task_options: add the options of tasks to the command line. The words of --task are the names of
@@ -101,11 +142,67 @@ static const Task TASKS[] = {
 static inline void task_options(Options *options, int *task, TaskOptions *o)
 {
     const Option rows[] = {
-        {"task", OPT_CHOICE, task, "copying", 0, 0, "copying", DEFINES_DATA, "what to learn"},
+        {"task", OPT_CHOICE, task, "copying", 0, 0, "copying|text", DEFINES_DATA, "what to learn"},
         {"string-size", OPT_INT, &o->string_size, "16", 1, 1 << 20, "letters", DEFINES_DATA,
          "copying: letters in a string; T = 2 (letters + 1)"},
     };
+    const Option at_the_end[] = {
+        {"eval-batches", OPT_INT, &o->eval_batches, "0", 0, 1e9, "batches", RUNTIME,
+         "of an evaluation, 0 = one, text: all that is held out"},
+        {"sample", OPT_INT, &o->sample, "0", 0, 1e9, "tokens", RUNTIME, "let the model speak"},
+        {"prompt", OPT_STRING, &o->prompt, NULL, 0, 0, "TEXT", RUNTIME,
+         "what it goes on from [text: a line feed or, for gpt2, the end of a text]"},
+        {"temperature", OPT_REAL, &o->temperature, "1", 0, 1e6, "number", RUNTIME,
+         "divides the logits, 0 = always the most likely token"},
+        {"top-k", OPT_INT, &o->top_k, "0", 0, 1e9, "tokens", RUNTIME,
+         "draw from the k most likely, 0 = from all"},
+    };
     options_add(options, rows, sizeof rows / sizeof *rows);
+    text_options(options, &o->text);
+    options_add(options, at_the_end, sizeof at_the_end / sizeof *at_the_end);
+}
+
+// task_encode: tokens (room for one more than the characters) = what --prompt says; their number.
+static inline size_t task_encode(const Task *task, const TaskOptions *o, int *tokens)
+{
+    const char *text = o->prompt ? o->prompt : "", *at;
+    size_t n = 0;
+    if (!task->symbols)
+        return text_encode(&o->text, tokens, text);
+    tokens[0] = 0; // without text: the token a sequence begins with
+    for (; text[n]; tokens[n++] = (int)(at - task->symbols))
+        if (!(at = strchr(task->symbols, text[n])))
+            die(EXIT_USAGE, "--prompt: character %zu is no token of --task %s; expected some of %s",
+                n, task->name, task->symbols);
+    return n ? n : 1;
+}
+
+// task_open: after the command line is parsed and before the model is planned: open files, encode
+// the prompt, die over what does not fit. A model with `learned_positions` speaks within T.
+static inline void task_open(const Task *task, TaskOptions *o, const Training *t, Options *options,
+                             int learned_positions)
+{
+    const char *prompt = o->prompt ? o->prompt : "";
+    if (task->symbols && (o->text.path || o->text.val_path || o->text.table_path))
+        die(EXIT_USAGE, "--text, --val and --tokenizer are for --task text, this is --task %s\n"
+            "hint: give --task text", task->name);
+    if (o->prompt && !o->sample)
+        die(EXIT_USAGE, "--prompt needs --sample N, the number of tokens to say after it");
+    if (!task->symbols) {
+        text_open(&o->text, (size_t)t->batch_size, t->steps > 0 || t->dump);
+        options->data_checksum = o->text.path ? o->text.checksum : NULL;
+    }
+    if (!o->sample)
+        return;
+    const size_t T = task->shape(o).T, room = strlen(prompt) + (size_t)o->sample;
+    o->read = (int *)alloc_zero(room, sizeof(int), "sample");
+    o->said = (int *)alloc_zero(room, sizeof(int), "sample");
+    o->prompt_n = task_encode(task, o, o->read);
+    o->read_n = o->prompt_n + (size_t)o->sample - 1;
+    if (learned_positions && o->read_n > T)
+        die(EXIT_USAGE, "--sample %d: after a prompt of %zu tokens the model would read %zu, it "
+            "learns %zu positions\nhint: at most --sample %zu, or a model of longer sequences",
+            o->sample, o->prompt_n, o->read_n, T, T + 1 > o->prompt_n ? T + 1 - o->prompt_n : 0);
 }
 
 // One batch: what the model reads, what it should say and what it says.
@@ -169,6 +266,8 @@ static inline void task_batch(const Task *task, const TaskOptions *options, uint
                               uint64_t stream, long number, Batch *batch)
 {
     size_t B = batch->B, T = batch->T;
+    if (!task->symbols && !options->text.train.n && !options->text.val.n)
+        die(EXIT_FAIL, "--task text: a batch is asked for before task_open");
 #pragma omp parallel for
     for (size_t b = 0; b < B; b++)
         task->fill(options, seed, stream + (uint64_t)number * B + b, batch->inputs + b * T,
@@ -185,26 +284,92 @@ static inline double task_score(const Task *task, const Batch *batch, size_t B)
     return sum / (double)B;
 }
 
-// task_text: tokens (n) as printable characters in text (size), always ending in 0.
-static inline void task_text(const Task *task, const int *tokens, size_t n, char *text, size_t size)
+// task_print: a word, then tokens (n) as text on stdout.
+static inline void task_print(const Task *task, const TaskOptions *options, const char *word,
+                              const int *tokens, size_t n)
 {
-    size_t i = 0, V = strlen(task->symbols);
-    for (; i < n && i + 1 < size; i++)
-        text[i] = tokens[i] >= 0 && (size_t)tokens[i] < V ? task->symbols[tokens[i]] : '?';
-    text[i] = 0;
+    fputs(word, stdout);
+    for (size_t i = 0; i < n; i++)
+        if (!task->symbols)
+            text_print(&options->text, tokens[i]);
+        else
+            putchar(tokens[i] >= 0 && (size_t)tokens[i] < strlen(task->symbols) ?
+                    task->symbols[tokens[i]] : '?');
 }
 
 // task_show: print one decoded sequence beside its prompt; inputs (T), predictions (T).
 static inline void task_show(const Task *task, const TaskOptions *options, const int *inputs,
                              const int *predictions)
 {
-    TaskShape shape = task->shape(options);
-    char *text = (char *)alloc_zero(shape.T + 1, 1, "text");
-    task_text(task, inputs, shape.prompt, text, shape.T + 1);
-    printf("prompt  %s\n", text);
-    task_text(task, predictions + shape.prompt - 1, shape.T - shape.prompt + 1, text, shape.T + 1);
-    printf("decoded %s\n", text);
-    free(text);
+    const TaskShape shape = task->shape(options);
+    task_print(task, options, "prompt  ", inputs, shape.prompt);
+    task_print(task, options, "\ndecoded ", predictions + shape.prompt - 1,
+               shape.T - shape.prompt + 1);
+    printf("\n");
+}
+
+// task_sampler: how --sample draws.
+static inline Sampler task_sampler(const TaskOptions *o, uint64_t seed)
+{
+    Sampler sampler = {o->temperature, o->top_k, seed};
+    return sampler;
+}
+
+// task_show_sample: print --prompt and, right after it, the --sample tokens said.
+static inline void task_show_sample(const Task *task, const TaskOptions *o)
+{
+    printf("sample of %d tokens, temperature %g:\n", o->sample, o->temperature);
+    task_print(task, o, "", o->read, o->prompt ? o->prompt_n : 0);
+    task_print(task, o, "", o->said + o->prompt_n - 1, (size_t)o->sample);
+    printf("\n");
+}
+
+// ---- evaluation
+
+// Sums over the batches of an evaluation.
+typedef struct {
+    double nats, score, targets, sequences, characters;
+} Evaluation;
+
+// task_eval_batches: how many batches of B sequences an evaluation takes: one or --eval-batches;
+// of text no more than hold what is held out.
+static inline long task_eval_batches(const Task *task, const TaskOptions *options, size_t B)
+{
+    const long asked = options->eval_batches;
+    if (task->symbols)
+        return asked ? asked : 1;
+    const size_t W = text_windows(&options->text.val, (size_t)options->text.context);
+    const long all = (long)((W + B - 1) / B);
+    return asked && asked < all ? asked : all;
+}
+
+// evaluation_add: add a batch whose mean loss over its targets is `loss`.
+static inline void evaluation_add(Evaluation *e, const Task *task, const TaskOptions *options,
+                                  const Batch *batch, double loss)
+{
+    size_t rows = 0, targets = 0;
+    for (size_t b = 0; b < batch->B; b++) {
+        size_t before = targets;
+        for (size_t i = b * batch->T; i < (b + 1) * batch->T; i++)
+            targets += batch->targets[i] != IGNORE;
+        rows += targets > before; // those without a target come last
+    }
+    e->nats += loss * (double)targets;
+    e->score += rows ? task_score(task, batch, rows) * (double)rows : 0;
+    e->targets += (double)targets;
+    e->sequences += (double)rows;
+    if (!task->symbols)
+        e->characters += (double)text_characters(&options->text, batch->targets,
+                                                 batch->B * batch->T);
+}
+
+// evaluation_row: what is logged of an evaluation after `step` updates; NaN if there was no data.
+static inline LogRow evaluation_row(const Evaluation *e, long step)
+{
+    LogRow row = {step, "val", e->nats / e->targets, e->score / e->sequences, 0, 0, 0, 0, 0};
+    if (e->characters > 0)
+        row.bits = e->nats / log(2.0) / e->characters;
+    return row;
 }
 
 #endif

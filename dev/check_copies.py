@@ -5,10 +5,12 @@ A train file is a sequence of sections. A section opens with a ruler (a line `//
 banner, and runs to the next ruler with a banner. The banner says how it relates to others:
 
     // [name] Title.                                       private: has no copy anywhere
-    // [name] Title.  (shared)                             same text wherever [name] is (shared)
+    // [name] Title.  (shared)                             same text wherever [name] is (shared) in
+                                                           files of the same extension
     // [name] Title.  (variant of FILE[name] @HASH: why)   differs on purpose from FILE's section,
                                                            which had HASH when last reviewed
     // [name] Title.  (ports FILE[name])                   CUDA port: same functions and contracts
+    // [name] Title.  (shared, ports FILE[name])           both: one port for every .cu
 
 Shared code uses neutral names (Model, Config, model_forward), so nothing is ever renamed and the
 comparison is plain text.
@@ -34,11 +36,12 @@ from glob import glob
 import csource
 
 RELATION = (r"shared|variant of (?P<v_file>[^\s\[]+)\[(?P<v_name>[\w-]+)\] @(?P<pin>\w+): .+"
-            r"|ports (?P<p_file>[^\s\[]+)\[(?P<p_name>[\w-]+)\]")
+            r"|(?:shared, )?ports (?P<p_file>[^\s\[]+)\[(?P<p_name>[\w-]+)\]")
 BANNER = re.compile(r"// \[(?P<name>[\w-]+)\] (?P<title>[^()]*\S)"
                     rf"(?:\s+\((?P<relation>{RELATION})\))?\s*$")
 LIKE_A_BANNER = re.compile(r"// \[[\w-]*\] .*\((shared|variant of|ports)\b")
-EXPECTED = "// [name] Title.  (shared | variant of FILE[name] @HASH: why | ports FILE[name])"
+EXPECTED = ("// [name] Title.  (shared | variant of FILE[name] @HASH: why | ports FILE[name] | "
+            "shared, ports FILE[name])")
 SHORT = 60  # a function with less code than this many characters may be written twice
 
 
@@ -47,14 +50,21 @@ class Trouble(Exception):
 
 
 class Section:
-    """path, line (of the banner, from 1), name, kind, origin (file, name), pin, lines."""
+    """path, line (of the banner, from 1), name, kind, shared, ports, origin (file, name), pin,
+    lines."""
 
     def __init__(self, path, line, banner):
         self.path, self.line, self.name = path, line, banner["name"]
-        self.kind = (banner["relation"] or "private").split()[0]
+        relation = banner["relation"] or "private"
+        self.shared, self.ports = relation.startswith("shared"), bool(banner["p_file"])
+        self.kind = "shared+ports" if self.shared and self.ports else relation.split()[0]
         self.origin = (banner["v_file"] or banner["p_file"], banner["v_name"] or banner["p_name"])
         self.pin = banner["pin"]
         self.lines = []
+
+    def key(self):
+        """What a shared section has in common with its copies: name and extension of the file."""
+        return self.name, os.path.splitext(self.path)[1]
 
     def where(self):
         return f"{self.path}:{self.line}: [{self.name}]"
@@ -102,12 +112,12 @@ def parse(path):
 
 
 def check_shared(sections):
-    """Shared sections of one name have one text."""
+    """Shared sections of one name have one text in all .c and one in all .cu files."""
     first = {}
     for s in sections:
-        if s.kind != "shared":
+        if not s.shared:
             continue
-        o = first.setdefault(s.name, s)
+        o = first.setdefault(s.key(), s)
         if s.text() != o.text():
             diff = list(difflib.unified_diff(o.text().split("\n"), s.text().split("\n"),
                                              o.path, s.path, n=1, lineterm=""))
@@ -119,7 +129,7 @@ def check_origins(sections):
     """Variants were reviewed against the present origin; ports have its functions and contracts."""
     by_name = {(os.path.basename(s.path), s.name): s for s in sections}
     for s in sections:
-        if s.kind not in ("variant", "ports"):
+        if s.kind != "variant" and not s.ports:
             continue
         o = by_name.get((os.path.basename(s.origin[0]), s.origin[1]))
         if not o:
@@ -129,7 +139,7 @@ def check_origins(sections):
         elif s.kind == "variant" and o.digest() != s.pin:
             yield (f"{s.where()} was reviewed against {s.origin_name()} @{s.pin}, "
                    f"which is now @{o.digest()}; take over its change, then write @{o.digest()}")
-        elif s.kind == "ports":
+        elif s.ports:
             mine = {f.name: f for f in s.functions()}
             for f in o.functions():
                 if f.name not in mine:
@@ -143,13 +153,14 @@ def check_origins(sections):
 def check_unmarked(sections):
     """No function stands twice, in two files, outside the sections that are marked as copies."""
     seen = {}
-    for s in sorted(sections, key=lambda s: s.kind != "shared"):  # shared ones are the originals
-        if s.kind == "ports":
+    for s in sorted(sections, key=lambda s: (not s.shared, s.ports)):  # shared: the originals
+        if s.ports and not s.shared:
             continue
         for f in s.functions():
             o = seen.setdefault(f.code, s)
-            if s.kind != "shared" and o.path != s.path and len(f.code) > SHORT:
-                todo = ("take that section" if o.kind == "shared"
+            ported = o.ports and o.key()[1] != s.key()[1]  # s may be what o ports
+            if not s.shared and not ported and o.path != s.path and len(f.code) > SHORT:
+                todo = ("take that section" if o.shared
                         else "move both to a (shared) section")
                 yield (f"{s.path}:{s.line + f.first}: {f.name}() is identical to the one of "
                        f"{o.where()}; {todo}")
@@ -171,7 +182,7 @@ def check(sections):
 
 def fix(source, files):
     """Copy source's shared sections over those of the other files; returns what was rewritten."""
-    good = {s.name: s for s in parse(source) if s.kind == "shared"}
+    good = {s.key(): s for s in parse(source) if s.shared}
     if not good:
         raise Trouble(f"{source}: has no (shared) section to copy")
     done = []
@@ -180,10 +191,10 @@ def fix(source, files):
             continue
         lines, changed = read_lines(path), False
         for s in reversed(parse(path)):
-            if s.kind != "shared" or s.name not in good or s.text() == good[s.name].text():
+            if not s.shared or s.key() not in good or s.text() == good[s.key()].text():
                 continue
             full = [i for i, line in enumerate(s.lines) if line.strip()] or [0, 0]
-            lines[s.line + full[0]:s.line + full[-1] + 1] = good[s.name].text().split("\n")[:-1]
+            lines[s.line + full[0]:s.line + full[-1] + 1] = good[s.key()].text().split("\n")[:-1]
             done.append(f"{s.where()} rewritten from {source}")
             changed = True
         if changed:
@@ -216,7 +227,7 @@ def main(argv):
         return 1
     if args.list:
         for s in sorted(sections, key=lambda s: (s.name, s.path)):
-            print(f"{s.name:12s} {s.kind:8s} {s.digest()} {len(s.lines):5d} lines  "
+            print(f"{s.name:12s} {s.kind:12s} {s.digest()} {len(s.lines):5d} lines  "
                   f"{s.path}:{s.line}")
         return 0
     findings = check(sections)
@@ -264,6 +275,7 @@ def self_test():
     drift = shared.replace("s += ", "s -= ")
     variant = section(f"[mix] The layer.  (variant of a.c[mix] @{pin}: it is another)", sub)
     port = section("[mix] The layer.  (ports a.c[mix])", add.replace("float", "floatX"))
+    both = port.replace("(ports", "(shared, ports")
 
     see("clean copies", {"a.c": private + shared, "b.c": variant + shared, "c.cu": port})
     see("shared drift", {"a.c": shared, "b.c": drift}, "b.c:5: [norm] differs", "+        s -= x")
@@ -273,6 +285,24 @@ def self_test():
         "b.cu:5: [mix] has no add(), which a.c[mix] has")
     see("port with another contract", {"a.c": private, "b.cu": port.replace("(n) +=", "(n) =")},
         "b.cu:8: the contract comment of add() differs")
+    see("shared ports, and a shared section of that name in a .c", {
+        "a.c": private.replace("layer.", "layer.  (shared)"), "b.cu": both, "c.cu": both})
+    see("shared ports drift", {"a.c": private, "b.cu": both, "c.cu": both.replace("i++", "++i")},
+        "c.cu:5: [mix] differs from", "+    for (int i = 0; i < n; ++i)")
+    see("shared ports without a function",
+        {"a.c": private, "b.cu": both.replace("void add", "void sub")}, "b.cu:5: [mix] has no add")
+    see("shared ports with another contract",
+        {"a.c": private, "b.cu": both.replace("(n) +=", "(n) =")}, "b.cu:8: the contract comment")
+    see("shared ports of nothing", {"b.cu": both}, "a.c[mix], which is not in the files")
+    see("a port that is the same text", {
+        "a.c": private, "b.cu": section("[mix] The layer.  (shared, ports a.c[mix])", add)})
+    see("private twin of a shared port", {"a.c": private, "b.cu": both, "c.cu": section(
+        "[x] X.", add.replace("float", "floatX"))}, "c.cu:8: add() is identical", "take that")
+    see("shared in .c and .cu, two texts", {"a.c": shared, "b.c": shared, "c.cu": drift})
+    see("shared drift between .cu files", {"a.c": shared, "b.cu": shared, "c.cu": drift},
+        "c.cu:5: [norm] differs")
+    see("banner with two relations in the wrong order",
+        {"a.c": private, "b.cu": port.replace("[mix])", "[mix], shared)")}, "banner not understood")
     see("identical private functions", {"a.c": private, "b.c": private},
         "b.c:8: add() is identical to")
     see("private twin of a shared function", {"a.c": section("[x] X.", norm), "b.c": shared},
@@ -283,6 +313,9 @@ def self_test():
     see("wrong banner", {"a.c": section("[mix] M. (copied)", add)}, "a.c:5: banner not understood")
     see("banner without ruler", {"a.c": "// [mix] M.  (shared)\n" + add}, "a.c:4: banner without")
     see("--fix", {"a.c": shared, "b.c": drift + private, "c.c": drift}, argv=["--fix", "DIR/a.c"])
+    see("--fix of shared ports, which leaves the .c alone", {
+        "a.c": private.replace("layer.", "layer.  (shared)"), "b.cu": both,
+        "c.cu": both.replace("i++", "++i")}, argv=["--fix", "DIR/b.cu"])
     see("--fix from a file without shared sections", {"a.c": shared, "b.c": drift, "c.c": private},
         "c.c: has no (shared) section", "b.c:5: [norm] differs", argv=["--fix", "DIR/c.c"])
     see("--list", {"a.c": shared}, argv=["--list"])

@@ -321,6 +321,8 @@ def draw(plt, args):
         a.set_xlabel(OPTION_AXIS.get(args.points, args.points) if args.points else X_AXIS[args.x])
     split = "" if args.y == "first_99" else "val" if args.points else args.split
     y_axis = Y_AXIS[args.y] + (f", {split}" if split not in ("", "train") else "")
+    if split == "val_bits" and args.y == "loss":
+        y_axis = "Held-out loss (bits per character)"
     axes[0].set_ylabel(y_axis + (f", mean of {args.smooth}" if args.smooth > 1 else ""))
     if args.title:
         figure.suptitle(args.title, fontsize=10)
@@ -369,7 +371,8 @@ def parse(argv):
     p.add_argument("--svg", action="store_true", help="also write the picture as FILE.svg")
     p.add_argument("--y", choices=Y_AXIS, default="loss")
     p.add_argument("--x", choices=X_AXIS, default="step")
-    p.add_argument("--split", choices=("train", "val"), default="train", help="default: train")
+    p.add_argument("--split", choices=("train", "val", "val_bits"), default="train",
+                   help="default: train; val_bits: the loss on text in bits per character")
     p.add_argument("--label", nargs="+", metavar="NAME", help="a name for each run")
     p.add_argument("--panel", nargs="+", metavar="NAME", help="a panel for each run")
     p.add_argument("--points", metavar="OPTION", help="ends of runs over a numeric option")

@@ -6,7 +6,8 @@
 //
 // log.csv: `#` lines (configuration, git hash, compiler, device), then the header LOG_COLUMNS, then
 // one line a record, flushed at once. Step s of split "train" is measured before update s; split
-// "eval" at s after s updates.
+// "val" at s after s updates. Before a "val" of text stands "val_bits": the same with its loss in
+// bits per character.
 #ifndef SEQ_UTIL_LOG_H
 #define SEQ_UTIL_LOG_H
 
@@ -38,12 +39,15 @@ typedef struct {
     double started;  // seconds
     long first_99;   // first training step of accuracy >= 0.99, -1 if there is none
     double last_acc; // accuracy of the last training step, 0 before the first
+    long steps;      // training steps recorded by log_step, and the time they took
+    double ms;
 } Log;
 
 typedef struct {
     long step;
-    const char *split;                                 // "train" or "val"
+    const char *split;                                 // "train", "val" or "val_bits"
     double loss, acc, lr, grad_norm, ms, tokens_per_s; // nats, 0..1, -, -, milliseconds, 1/s
+    double bits;                                       // per character, of text; else 0
 } LogRow;
 
 // seconds_now: a monotonic clock, in seconds.
@@ -286,6 +290,49 @@ static inline void log_progress(Log *log, const LogRow *r, long steps, double se
     if (!log->line_open)
         printf("\n");
     log_flush();
+}
+
+// log_train_row: the record of a training step of `tokens` tokens.
+static inline LogRow log_train_row(long step, double loss, double acc, double lr, double norm,
+                                   double seconds, size_t tokens)
+{
+    LogRow row = {step, "train", loss, acc, lr, norm, 1e3 * seconds, (double)tokens / seconds, 0};
+    return row;
+}
+
+// log_step: record and show a training step of `steps`; see log_progress for `interval`.
+static inline void log_step(Log *log, const LogRow *row, long steps, int interval)
+{
+    log->steps++;
+    log->ms += row->ms;
+    log_row(log, row);
+    log_progress(log, row, steps,
+                 1e-3 * log->ms / (double)log->steps * (double)(steps - row->step - 1), interval);
+}
+
+// log_ms_per_step: mean time of the steps recorded, 0 if there are none.
+static inline double log_ms_per_step(const Log *log)
+{
+    return log->steps ? log->ms / (double)log->steps : 0;
+}
+
+// log_eval: record and show an evaluation; of one without data, whose loss is NaN, nothing.
+static inline void log_eval(Log *log, const LogRow *val)
+{
+    LogRow bits = *val;
+    if (!is_finite_bits(val->loss))
+        return;
+    bits.split = "val_bits";
+    bits.loss = val->bits;
+    if (val->bits > 0)
+        log_row(log, &bits);
+    log_row(log, val);
+    if (val->bits > 0)
+        log_line(log, "step %ld: held out: loss %.4f, %.4f bits per character, accuracy %.2f%%\n",
+                 val->step, val->loss, val->bits, 100 * val->acc);
+    else
+        log_line(log, "step %ld: on fresh sequences loss %.4f, accuracy %.2f%%\n", val->step,
+                 val->loss, 100 * val->acc);
 }
 
 // log_close: close log.csv, which gives up its lock.

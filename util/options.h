@@ -47,6 +47,7 @@ enum { OPTIONS_MAX = 64, OPTION_VALUE_MAX = 256 };
 typedef struct {
     Option rows[OPTIONS_MAX];
     int n;
+    const char *data_checksum; // of the files trained on, stored in checkpoints; NULL: no files
 } Options;
 
 // options_add: append n rows to the command line.
@@ -343,6 +344,8 @@ static inline void options_print(FILE *file, const char *prefix, const Options *
         }
         fprintf(file, " %s=%s", options->rows[i].name, value);
     }
+    if (options->data_checksum)
+        fprintf(file, " data_checksum=%s", options->data_checksum);
     fputc('\n', file);
 }
 

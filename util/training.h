@@ -1,8 +1,9 @@
 // training.h: what every training run has, whatever its model: its options and its checkpoints.
 //
 // A checkpoint is a safetensors file: params.*, m.*, v.* in full precision, and string metadata:
-// architecture, format_version, step (updates done) and every option that defines model, data and
-// training. It replaces the run's previous one at once or not at all.
+// architecture, format_version, step (updates done), every option that defines model, data and
+// training, and data_checksum, of the file trained on, if there is one. It replaces the run's
+// previous one at once or not at all.
 #ifndef SEQ_UTIL_TRAINING_H
 #define SEQ_UTIL_TRAINING_H
 
@@ -106,7 +107,7 @@ static inline void training_check(const Training *t)
 typedef struct {
     double loss, acc;
     double targets, last; // of all batches; of the last one that had any
-    int batches;
+    size_t n;             // batches
 } Update;
 
 // update_add: another batch, of mean loss and accuracy over its own `targets`, before its gradients
@@ -114,7 +115,7 @@ typedef struct {
 // scale: with the same number of targets in every batch nothing is multiplied.
 static inline void update_add(Update *u, Arena *grads, double loss, double acc, double targets)
 {
-    u->acc += (acc - u->acc) / ++u->batches;
+    u->acc += (acc - u->acc) / (double)++u->n;
     if (targets == 0)
         return;
     if (u->last > 0 && u->last != targets)
@@ -200,11 +201,12 @@ static inline void training_print(const char *name, const Weights *w, const char
 // ---- files
 
 // training_write: write the list's tensors to `path` with the metadata architecture,
-// format_version, step and every option that defines the run; see st_write for failures.
+// format_version, step, every option that defines the run, and data_checksum; see st_write for
+// failures.
 static inline void training_write(const char *path, const TensorList *list, const Options *options,
                                   const char *architecture, long step)
 {
-    StMeta meta[OPTIONS_MAX + 3];
+    StMeta meta[OPTIONS_MAX + 4];
     char values[OPTIONS_MAX][OPTION_VALUE_MAX], step_text[32];
     snprintf(step_text, sizeof step_text, "%ld", step);
     const StMeta first[] = {{"architecture", architecture},
@@ -218,6 +220,10 @@ static inline void training_write(const char *path, const TensorList *list, cons
             meta[n].key = options->rows[i].name;
             meta[n++].value = values[i];
         }
+    if (options->data_checksum) {
+        meta[n].key = "data_checksum";
+        meta[n++].value = options->data_checksum;
+    }
     st_write(path, meta, n, list->tensors, list->n);
 }
 
@@ -259,6 +265,12 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
                 o->name, theirs ? theirs : "(unknown)", ours, o->name, theirs ? theirs : ours,
                 strcmp(o->name, "steps") ? "" : "; only --schedule constant lets them change");
     }
+    const char *data = st_meta(file, "data_checksum"), *ours_data = options->data_checksum;
+    if (level <= DEFINES_DATA && (data || ours_data) &&
+        (!data || !ours_data || strcmp(data, ours_data)))
+        die(EXIT_DATA, "%s: was trained on a file of checksum %s, this run's is %s\nhint: give the "
+            "file it was trained on; --load FILE takes the weights only", path,
+            data ? data : "(none)", ours_data ? ours_data : "(none)");
     size_t digits = step_text ? strspn(step_text, "0123456789") : 0;
     if (!digits || digits > 10 || step_text[digits] || strtol(step_text, NULL, 10) > 1000000000)
         die(EXIT_DATA, "%s: expected a step number in its metadata, got %s", path,
@@ -420,6 +432,14 @@ static inline void training_catch_interrupt(void)
             signal(numbers[i], SIG_IGN);
 }
 
+// training_over: 1 if the run ends before training step `step`: the steps are done, it was
+// interrupted, or --stop-at is reached.
+static inline int training_over(const Training *t, const Log *log, long step)
+{
+    return step >= t->steps || *training_interrupted() ||
+           (t->stop_at > 0 && log->last_acc >= t->stop_at);
+}
+
 // training_begin: the first thing a trainer does: files must not take the place of a closed stdout,
 // and a full disk or a closed pipe is an error like others, not a signal.
 static inline void training_begin(void)
@@ -451,6 +471,8 @@ static inline void training_result(Log *log, const char *task, const char *model
              model, size_name, size, val->step, log->first_99, val->acc);
     if (greedy >= 0)
         printf("greedy_accuracy=%.4f ", greedy);
+    if (val->bits > 0)
+        printf("bits_per_char=%.4f ", val->bits);
     printf("loss=%.6f ms_per_step=%.3f seconds=%.1f\n", val->loss, ms_per_step,
            seconds_now() - log->started);
 }

@@ -34,21 +34,10 @@
 // Differences from the paper: those of train_causalrn.c.
 
 #include "data/tasks.h"
-#include "util/cuda.h"
-#include "util/training.h" // and with it check, log, options, rng, safetensors, tensors, threads
+#include "util/cuda_training.h" // and with it cuda, gemm, training and what these need
 
 // ------------------------------------------------------------------------------------------------
-// [cuda] Number type, reductions, matrix products.
-
-#ifdef PRECISION_BF16
-typedef __nv_bfloat16 floatX;
-#define FLOATX_TYPE CUDA_R_16BF
-#define PRECISION_NAME "BF16"
-#else
-typedef float floatX;
-#define FLOATX_TYPE CUDA_R_32F
-#define PRECISION_NAME "FP32"
-#endif
+// [cuda] Warps, rows, reductions.
 
 enum { WARP = 32, ROW_WARPS = 8 }; // kernels that give a row to a warp have blocks of ROW_WARPS
 
@@ -163,6 +152,11 @@ typedef struct {
     float *va, *vb, *scale, *o_rstd, *carry, *max, *sum;
 } Saved;
 
+// normalize_backward: see [layers].
+static void normalize_backward(floatX *dx, const floatX *dout, size_t pitch, const floatX *out,
+                               const float *rstd, size_t N, size_t C, int first,
+                               cudaStream_t stream);
+
 // psi: the activation; *slope = its derivative (0 at 0 for relu).
 template <int ACTIVATION> static __device__ inline float psi(float z, float *slope)
 {
@@ -181,14 +175,18 @@ template <int ACTIVATION> static __device__ inline float psi(float z, float *slo
     }
 }
 
-// WITH_ACTIVATION: the statement with ACT as a constant, for kernels that have it as a template.
-#define WITH_ACTIVATION(activation, ...) \
+// WITH_ACTIVATION: the statement with ACT and WIDTH as constants, for kernels that have them as
+// templates. WIDTH: H if that is 192, the paper's, else 0.
+#define WITH_ACTIVATION(activation, H, ...) \
     do { \
-        if ((activation) == EXP) { enum { ACT = EXP }; __VA_ARGS__; } \
-        else if ((activation) == RELU) { enum { ACT = RELU }; __VA_ARGS__; } \
-        else if ((activation) == ELU) { enum { ACT = ELU }; __VA_ARGS__; } \
-        else { enum { ACT = GELU }; __VA_ARGS__; } \
+        if ((H) == 192) { enum { WIDTH = 192 }; WITH_ACT(activation, __VA_ARGS__) } \
+        else { enum { WIDTH = 0 }; WITH_ACT(activation, __VA_ARGS__) } \
     } while (0)
+#define WITH_ACT(activation, ...) \
+    if ((activation) == EXP) { enum { ACT = EXP }; __VA_ARGS__; } \
+    else if ((activation) == RELU) { enum { ACT = RELU }; __VA_ARGS__; } \
+    else if ((activation) == ELU) { enum { ACT = ELU }; __VA_ARGS__; } \
+    else { enum { ACT = GELU }; __VA_ARGS__; }
 
 // prepare_kernel: a warp a row: see prepare. Of row i of a, b the result is row i / count * T + t +
 // i % count.
@@ -269,89 +267,111 @@ static __device__ inline float pair_finish(floatX *out, Saved saved, float *s, s
     return scale;
 }
 
-// ---- quadratic, any shape, activation and type: a warp owns a position, its row in shared memory
+// ---- quadratic, any shape, activation and type: a warp owns a position
 
-// pair_warp_rstd: by a warp: r of own row x (H) and another position's y (H); 1 unless exact.
-static __device__ inline float pair_warp_rstd(const float *x, const floatX *y, float vx, float vy,
-                                              int H, int prenorm)
+// A warp's row of floats, h = lane, lane + 32, ...: in registers where WIDTH is its length, else in
+// shared memory.
+template <int WIDTH> struct WarpRow {
+    float kept[WIDTH / WARP + 1], *shared;
+    __device__ float &operator[](int h) { return WIDTH ? kept[h / WARP] : shared[h]; }
+};
+
+// pair_warp_rstd: by a warp: r of own row x (n) and another position's y (n); 1 unless exact.
+template <int WIDTH>
+static __device__ inline float pair_warp_rstd(WarpRow<WIDTH> &x, const floatX *y, float vx,
+                                              float vy, int n, int prenorm)
 {
     float dot = 0;
     if (prenorm != EXACT)
         return 1;
-    for (int h = threadIdx.x % WARP; h < H; h += WARP)
+#pragma unroll
+    for (int h = threadIdx.x % WARP; h < n; h += WARP)
         dot += x[h] * (float)y[h];
-    return pair_rstd(vx, vy, warp_sum(dot), H);
+    return pair_rstd(vx, vy, warp_sum(dot), n);
 }
 
 // pair_sum_kernel: out (B,count,H) of positions t .. t+count-1 of T, and their saved.scale, o_rstd
 // (as out), from saved.ac, bc, va, vb. A warp has 2H floats of shared memory.
-template <int ACT>
+template <int ACT, int WIDTH>
 static __global__ void pair_sum_kernel(floatX *out, Saved saved, size_t rows, int T, int t,
                                        int count, int H, Mix mix)
 {
     extern __shared__ float shared[];
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n = WIDTH ? WIDTH : H;
     const size_t row = blockIdx.x * (size_t)(blockDim.x / WARP) + warp, row0 = row / count * T;
-    const int u = t + row % count, n = mix.causal ? u + 1 : T;
-    float *a = shared + warp * 2 * H, *s = a + H, slope;
+    const int u = t + row % count, positions = mix.causal ? u + 1 : T;
+    float *memory = shared + warp * 2 * n, slope;
+    WarpRow<WIDTH> a = {.shared = memory + n}, s = {.shared = memory};
     if (row >= rows)
         return;
-    for (int h = lane; h < H; h += WARP) {
-        a[h] = (float)saved.ac[(row0 + u) * H + h];
+#pragma unroll
+    for (int h = lane; h < n; h += WARP) {
+        a[h] = (float)saved.ac[(row0 + u) * n + h];
         s[h] = 0;
     }
-    for (size_t v = row0; v < row0 + n; v++) {
-        const floatX *b = saved.bc + v * H;
-        const float r = pair_warp_rstd(a, b, saved.va[row0 + u], saved.vb[v], H, mix.prenorm);
-        for (int h = lane; h < H; h += WARP)
+    for (size_t v = row0; v < row0 + positions; v++) {
+        const floatX *__restrict__ b = saved.bc + v * n;
+        const float r = pair_warp_rstd(a, b, saved.va[row0 + u], saved.vb[v], n, mix.prenorm);
+#pragma unroll
+        for (int h = lane; h < n; h += WARP)
             s[h] += psi<ACT>(r * (a[h] + (float)b[h]), &slope);
     }
-    pair_finish(out + row * H, saved, s, row, n, H, mix.postnorm);
+#pragma unroll
+    for (int h = lane; h < n; h += WARP)
+        memory[h] = s[h];
+    __syncwarp();
+    pair_finish(out + row * n, saved, memory, row, positions, n, mix.postnorm);
 }
 
 // pair_grad_kernel: dx (B,T,H), rows 2H apart, = for own position u (SIDE 0) da_u = sum_v q, for v
 // (SIDE 1) db_v = sum_u q; q = r g e' + N + M (a + b), g = scale ds, e' = psi'(z), z = r (a + b),
 // and for exact N = -r (sum_h g e')/H, M = -r^2 (sum_h g e' z)/H. A warp has 2H floats of shared
 // memory.
-template <int ACT, int SIDE>
+template <int ACT, int WIDTH, int SIDE>
 static __global__ void pair_grad_kernel(floatX *dx, const floatX *ds, Saved saved, size_t rows,
                                         int T, int H, Mix mix)
 {
     extern __shared__ float shared[];
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, exact = mix.prenorm == EXACT;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, n = WIDTH ? WIDTH : H;
     const size_t row = blockIdx.x * (size_t)(blockDim.x / WARP) + warp, row0 = row / T * T;
     const floatX *own = SIDE ? saved.bc : saved.ac, *other = SIDE ? saved.ac : saved.bc;
     const float *v_own = SIDE ? saved.vb : saved.va, *v_other = SIDE ? saved.va : saved.vb;
     const size_t first = SIDE && mix.causal ? row : row0;
     const size_t end = SIDE || !mix.causal ? row0 + T : row + 1;
-    float *x = shared + warp * 2 * H, *sum = x + H, slope;
+    const int exact = mix.prenorm == EXACT;
+    WarpRow<WIDTH> x = {.shared = shared + warp * 2 * n}, sum = {.shared = x.shared + n};
+    float slope;
     if (row >= rows)
         return;
-    for (int h = lane; h < H; h += WARP) {
-        x[h] = (float)own[row * H + h];
+#pragma unroll
+    for (int h = lane; h < n; h += WARP) {
+        x[h] = (float)own[row * n + h];
         sum[h] = 0;
     }
     for (size_t k = first; k < end; k++) {
-        const floatX *y = other + k * H, *g = ds + (SIDE ? k : row) * H;
+        const floatX *__restrict__ y = other + k * n, *__restrict__ g = ds + (SIDE ? k : row) * n;
         const float scale = saved.scale[SIDE ? k : row];
-        const float r = pair_warp_rstd(x, y, v_own[row], v_other[k], H, mix.prenorm);
+        const float r = pair_warp_rstd(x, y, v_own[row], v_other[k], n, mix.prenorm);
         float s1 = 0, s2 = 0;
-        for (int h = lane; h < H && exact; h += WARP) {
-            const float z = r * (x[h] + (float)y[h]);
-            psi<ACT>(z, &slope);
-            s1 += (float)g[h] * slope;
-            s2 += (float)g[h] * slope * z;
-        }
-        const float N = exact ? -r * scale * warp_sum(s1) / (float)H : 0;
-        const float M = exact ? -r * r * scale * warp_sum(s2) / (float)H : 0;
-        for (int h = lane; h < H; h += WARP) {
+#pragma unroll
+        for (int h = lane; h < n; h += WARP) {
             const float pair = x[h] + (float)y[h];
             psi<ACT>(r * pair, &slope);
-            sum[h] += r * scale * (float)g[h] * slope + fmaf(M, pair, N);
+            const float ge = scale * (float)g[h] * slope;
+            s1 += ge;
+            s2 += ge * r * pair;
+            sum[h] += r * ge;
         }
+        if (!exact)
+            continue;
+        const float N = -r * warp_sum(s1) / (float)n, M = -r * r * warp_sum(s2) / (float)n;
+#pragma unroll
+        for (int h = lane; h < n; h += WARP)
+            sum[h] += fmaf(M, x[h] + (float)y[h], N);
     }
-    for (int h = lane; h < H; h += WARP)
-        dx[row * 2 * H + h] = (floatX)sum[h];
+#pragma unroll
+    for (int h = lane; h < n; h += WARP)
+        dx[row * 2 * n + h] = (floatX)sum[h];
 }
 
 // pair_warps: warps of a block of the two kernels above, by their shared memory.
@@ -365,9 +385,9 @@ static void pair_sum(floatX *out, Saved saved, size_t B, size_t T, size_t t, siz
                      Mix mix, cudaStream_t stream)
 {
     const size_t W = pair_warps(H), rows = B * count, grid = (rows + W - 1) / W;
-    WITH_ACTIVATION(mix.activation, LAUNCH(pair_sum_kernel<ACT>, grid, W * WARP, W * 8 * H, stream,
-                                           out, saved, rows, (int)T, (int)t, (int)count, (int)H,
-                                           mix));
+    WITH_ACTIVATION(mix.activation, H,
+                    LAUNCH((pair_sum_kernel<ACT, WIDTH>), grid, W * WARP, W * 8 * H, stream, out,
+                           saved, rows, (int)T, (int)t, (int)count, (int)H, mix));
 }
 
 // pair_grad: da, db (B,T,H), rows 2H apart; see pair_grad_kernel.
@@ -375,10 +395,11 @@ static void pair_grad(floatX *da, floatX *db, const floatX *ds, Saved saved, siz
                       size_t H, Mix mix, cudaStream_t stream)
 {
     const size_t W = pair_warps(H), rows = B * T, grid = (rows + W - 1) / W;
-    WITH_ACTIVATION(mix.activation, LAUNCH((pair_grad_kernel<ACT, 0>), grid, W * WARP, W * 8 * H,
-                                           stream, da, ds, saved, rows, (int)T, (int)H, mix));
-    WITH_ACTIVATION(mix.activation, LAUNCH((pair_grad_kernel<ACT, 1>), grid, W * WARP, W * 8 * H,
-                                           stream, db, ds, saved, rows, (int)T, (int)H, mix));
+    WITH_ACTIVATION(mix.activation, H,
+                    LAUNCH((pair_grad_kernel<ACT, WIDTH, 0>), grid, W * WARP, W * 8 * H, stream, da,
+                           ds, saved, rows, (int)T, (int)H, mix);
+                    LAUNCH((pair_grad_kernel<ACT, WIDTH, 1>), grid, W * WARP, W * 8 * H, stream, db,
+                           ds, saved, rows, (int)T, (int)H, mix));
 }
 
 // pair_fast: whether the fast kernels take it: bf16, exact, exp, causal, H a multiple of 64 to 384.
@@ -395,11 +416,11 @@ static int pair_fast(size_t H, Mix mix)
 // N summed over u (v) being the mean over channels of sum_u (sum_v) r g e,
 //   da_u = g p_u - mean - a_u sum_v M - (M b)_u
 //   db_v = sum_u r g e - mean - b_v sum_u M - (M^T a)_v
-// with M = r^2 (sum_h g e z)/H (T,T) kept in bf16: the only thing of that size.
+// with M = r^2 (sum_h g e z)/H (T,T), of which -M is kept in bf16: the only thing of that size.
 
 #define LN2 0.6931471805599453f
 enum { ROWS_U = 8, CHUNK_V = 96 };                              // forward
-enum { TILE_V = 32, CHUNK_U = 16, MT_STRIDE = CHUNK_U + 8, MS_STRIDE = TILE_V + 8 }; // backward
+enum { TILE_V = 32, CHUNK_U = 16 };                             // backward
 
 // load2, store2: two neighbouring channels.
 static __device__ inline float2 load2(const floatX *p)
@@ -571,9 +592,9 @@ typedef struct {
     float *rl;  // [CHUNK_U][2][8][log2(e) r: 2, log2(r): 2]
     float *s2;  // [H/32][CHUNK_U][TILE_V]: each slice's share of sum_h r g e (a + b)
     floatX *g2; // [CHUNK_U][H/4][g a: 4, g: 4]: the mma's B operands of r e and r e b
-    floatX *ab; // [2][CHUNK_U][H+8]
+    floatX *ab; // [CHUNK_U][H+8]
     floatX *bb; // [TILE_V][H+8]
-    floatX *mt; // [TILE_V][MT_STRIDE]: -M, transposed
+    floatX *end;
 } PairShared;
 
 // pair_shared: cut the block's dynamic memory at base.
@@ -585,8 +606,8 @@ static __host__ __device__ inline PairShared pair_shared(char *base, int H)
     x.s2 = x.rl + 2 * CHUNK_U * TILE_V;
     x.g2 = (floatX *)(x.s2 + H / 32 * CHUNK_U * TILE_V);
     x.ab = x.g2 + 2 * CHUNK_U * H;
-    x.bb = x.ab + 2 * CHUNK_U * (H + 8);
-    x.mt = x.bb + TILE_V * (H + 8);
+    x.bb = x.ab + CHUNK_U * (H + 8);
+    x.end = x.bb + TILE_V * (H + 8);
     return x;
 }
 
@@ -630,9 +651,9 @@ static __device__ inline PairFetch pair_fetch(const floatX *ac, const floatX *ds
     return f;
 }
 
-// pair_store: what pair_fetch fetched, to x.ag, x.g2 and ab, with g = scale ds.
-static __device__ inline void pair_store(const PairShared &x, floatX *ab, const PairFetch &f,
-                                         int own_u, int h, int H)
+// pair_store: what pair_fetch fetched, to x.ag, x.g2 and x.ab, with g = scale ds.
+static __device__ inline void pair_store(const PairShared &x, const PairFetch &f, int own_u, int h,
+                                         int H)
 {
 #pragma unroll
     for (int k = 0; k < 2; k++) {
@@ -647,22 +668,21 @@ static __device__ inline void pair_store(const PairShared &x, floatX *ab, const 
         *(uint4 *)&x.g2[2 * (u * H + h)] = {pack2(g0.x * a0.x, g0.y * a0.y),
                                             pack2(g1.x * a1.x, g1.y * a1.y), pack2(g0.x, g0.y),
                                             pack2(g1.x, g1.y)};
-        uint32_t *place = (uint32_t *)&ab[u * (H + 8) + pair_place(h)];
+        uint32_t *place = (uint32_t *)&x.ab[u * (H + 8) + pair_place(h)];
         place[0] = f.a[k].x;
         place[4] = f.a[k].y;
     }
 }
 
-// pair_backward_r: one warp of four (quarter): r and log2(r) of 16 v by 8 u of the chunk in ab;
+// pair_backward_r: one warp of four (quarter): r and log2(r) of 16 v by 8 u of the chunk in x.ab;
 // pairs that do not exist get r = 0 and an exponent of -126.
-static __device__ inline void pair_backward_r(const PairShared &x, const floatX *ab,
-                                              const float *va, const float *vb, int v0, int u0,
-                                              int T, int H, int quarter)
+static __device__ inline void pair_backward_r(const PairShared &x, const float *va, const float *vb,
+                                              int v0, int u0, int T, int H, int quarter)
 {
     const int m = quarter % 2, n = quarter / 2, g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
     const floatX *b = x.bb + (16 * m + g) * (H + 8) + 8 * t;
     float c[4];
-    mma_dots(c, b, b + 8 * (H + 8), ab + (8 * n + g) * (H + 8) + 8 * t, H);
+    mma_dots(c, b, b + 8 * (H + 8), x.ab + (8 * n + g) * (H + 8) + 8 * t, H);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const int u = u0 + 8 * n + 2 * t + i % 2, v = v0 + 16 * m + g + i / 2 * 8;
@@ -718,44 +738,8 @@ static __device__ __forceinline__ void pair_backward_rows(PairTile &tile, const 
     }
 }
 
-// ldmatrix: four 8x8 matrices of bf16, rows at the lanes' addresses p: an A operand of mma or,
-// TRANS, two B operands.
-template <int TRANS> static __device__ inline uint4 ldmatrix(const floatX *p)
-{
-    const uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
-    uint4 f;
-    if (TRANS)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(f.x), "=r"(f.y), "=r"(f.z), "=r"(f.w) : "r"(at) : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(f.x), "=r"(f.y), "=r"(f.z), "=r"(f.w) : "r"(at) : "memory");
-    return f;
-}
-
-// pair_m_product: acc -= M^T a over the chunk's 16 u, -M taken from x.mt and a from ab.
-static __device__ inline void pair_m_product(PairTile &tile, const PairShared &x, const floatX *ab,
-                                             int H)
-{
-    const int warp = threadIdx.x / WARP, row = threadIdx.x % 16;
-    const int column = threadIdx.x % WARP / 16 * 8;
-    const uint4 m = ldmatrix<0>(x.mt + (warp % 2 * 16 + row) * MT_STRIDE + column);
-#pragma unroll
-    for (int c = 0; c < 2; c++) {
-        const uint4 b = ldmatrix<1>(ab + row * (H + 8) + warp / 2 * 32 + 16 * c + column);
-#pragma unroll
-        for (int n = 0; n < 2; n++) { // accumulator columns 2t, 2t+1 are channels 4t+2n, 4t+2n+1
-            float *lo = &tile.acc[c][0][2 * n], *hi = &tile.acc[c][1][2 * n];
-            float f[4] = {lo[0], lo[1], hi[0], hi[1]};
-            mma(f, m, n ? b.z : b.x, n ? b.w : b.y);
-            lo[0] = f[0], lo[1] = f[1], hi[0] = f[2], hi[1] = f[3];
-        }
-    }
-}
-
-// pair_store_db: db (T,H), rows 2H apart, = acc - its mean over channels - b sum_u M. (acc is
-// already short of M^T a, whose mean over channels is 0 as a's is.) sum_m: this thread's part of
-// its lane's row.
+// pair_store_db: db (T,H), rows 2H apart, = acc - its mean over channels - b sum_u M. sum_m: this
+// thread's part of its lane's row, of -M.
 static __device__ inline void pair_store_db(floatX *db, const PairTile &tile, const PairShared &x,
                                             float sum_m, int v0, int T, int H)
 {
@@ -789,17 +773,18 @@ static __device__ inline void pair_store_db(floatX *db, const PairTile &tile, co
         for (int c = 0; c < 2 && v < T; c++) {
             const float *f = tile.acc[c][half], *b = tile.b[c][half];
             floatX *to = db + (size_t)v * 2 * H + 32 * slice + 16 * c + 4 * t;
-            store2(to, f[0] - mean - b[0] * sum, f[1] - mean - b[1] * sum);
-            store2(to + 2, f[2] - mean - b[2] * sum, f[3] - mean - b[3] * sum);
+            store2(to, f[0] - mean + b[0] * sum, f[1] - mean + b[1] * sum);
+            store2(to + 2, f[2] - mean + b[2] * sum, f[3] - mean + b[3] * sum);
         }
     }
 }
 
-// pair_backward_kernel: a block owns 32 v of a sequence (db), a warp 16 of them by 32 channels, and
-// walks over u in chunks of 16. Also M (B,T,Tp) in bf16, Tp = T rounded up to 32, 0 where there is
-// no pair.
+// pair_backward_kernel: a block owns 32 v of a sequence, a warp 16 of them by 32 channels, and
+// walks over u in chunks of 16: db but for M^T a, and minus_M (B,T,Tp), Tp = T rounded up to 32, 0
+// where there is no pair.
 static __global__ void __launch_bounds__(768, 1)
-pair_backward_kernel(floatX *db, floatX *M, const floatX *ds, Saved saved, int B, int T, int H)
+pair_backward_kernel(floatX *db, floatX *minus_M, const floatX *ds, Saved saved, int B, int T,
+                     int H)
 {
     extern __shared__ __align__(16) char block_memory[];
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
@@ -814,6 +799,9 @@ pair_backward_kernel(floatX *db, floatX *M, const floatX *ds, Saved saved, int B
     float sum_m = 0;
     PairTile tile;
     ds += row0 * H;
+    minus_M += row0 * Tp + v0;
+    for (int i = threadIdx.x; i < 4 * v0; i += blockDim.x)
+        *(uint4 *)(minus_M + (size_t)(i / 4) * Tp + i % 4 * 8) = {0, 0, 0, 0};
     for (int v = own_u; v < TILE_V; v += 8) {
         uint2 raw = {0, 0};
         if (v0 + v < T)
@@ -822,7 +810,7 @@ pair_backward_kernel(floatX *db, floatX *M, const floatX *ds, Saved saved, int B
         place[0] = raw.x;
         place[4] = raw.y;
     }
-    pair_store(x, x.ab, pair_fetch(ac, ds, scale, v0, own_u, own_h, T, H), own_u, own_h, H);
+    pair_store(x, pair_fetch(ac, ds, scale, v0, own_u, own_h, T, H), own_u, own_h, H);
     __syncthreads();
 #pragma unroll
     for (int c = 0; c < 2; c++) {
@@ -839,10 +827,9 @@ pair_backward_kernel(floatX *db, floatX *M, const floatX *ds, Saved saved, int B
         }
     }
     if (quarter >= 0)
-        pair_backward_r(x, x.ab, va, vb, v0, v0, T, H, quarter);
+        pair_backward_r(x, va, vb, v0, v0, T, H, quarter);
     __syncthreads();
-    for (int u0 = v0, k = 0; u0 < T; u0 += CHUNK_U, k ^= 1) { // chunk u0's a is in ab[k]
-        floatX *ab = x.ab + k * CHUNK_U * (H + 8), *ab_next = x.ab + (1 - k) * CHUNK_U * (H + 8);
+    for (int u0 = v0; u0 < T; u0 += CHUNK_U) {
         for (int i = 0; i < CHUNK_U; i += 8) {
             const int end = min(i + 8, T - u0), halves = (u0 + i - v0) / 8 + 1 - warp % 2 * 2;
             if (halves >= 2)
@@ -859,123 +846,63 @@ pair_backward_kernel(floatX *db, floatX *M, const floatX *ds, Saved saved, int B
 #pragma unroll 2
             for (int w = 0; w < H / 32; w++)
                 s2 += x.s2[(w * CHUNK_U + i) * TILE_V + lane];
-            const floatX m = (floatX)(pair ? r * r / (float)H * s2 : 0);
-            x.mt[(lane_v - v0) * MT_STRIDE + i] = __hneg(m);
+            const floatX m = (floatX)(pair ? -r * r / (float)H * s2 : 0);
             sum_m += (float)m;
             if (u < T)
-                M[(row0 + u) * Tp + lane_v] = m;
+                minus_M[(size_t)u * Tp + lane_v - v0] = m;
         }
-        pair_store(x, ab_next, next, own_u, own_h, H);
+        pair_store(x, next, own_u, own_h, H);
         __syncthreads();
-        pair_m_product(tile, x, ab, H);
         if (quarter >= 0)
-            pair_backward_r(x, ab_next, va, vb, v0, u0 + CHUNK_U, T, H, quarter);
+            pair_backward_r(x, va, vb, v0, u0 + CHUNK_U, T, H, quarter);
         __syncthreads();
     }
     pair_store_db(db + row0 * 2 * H, tile, x, sum_m, v0, T, H);
 }
 
-// copy_async: start copying 16 bytes from global to shared memory.
-static __device__ inline void copy_async(floatX *to, const floatX *from)
+// pair_close_kernel: a warp a row u: da, rows 2H apart, = g p - mean - a sum_v M; of da -= M b and
+// db -= M^T a the pairs from position `corner` on.
+template <int WIDTH>
+static __global__ void pair_close_kernel(floatX *da, floatX *db, const floatX *__restrict__ ds,
+                                         Saved saved, const floatX *__restrict__ minus_M,
+                                         size_t rows, int T, int H, int corner)
 {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
-                 : : "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from) : "memory");
-}
-
-// pair_fetch_da: start copying rows v .. v+31 of b to bs [TILE_V][H+8] and M's tile of rows u ..
-// u+31 behind it [TILE_V][MS_STRIDE]; rows from T on repeat the last: M is 0 for such v, such u are
-// not stored.
-static __device__ inline void pair_fetch_da(floatX *bs, const floatX *bc, const floatX *M, int u,
-                                            int v, int T, int Tp, int H)
-{
-    floatX *ms = bs + TILE_V * (H + 8);
-    for (int i = threadIdx.x / (H / 8); i < TILE_V; i += 8) {
-        const int h = threadIdx.x % (H / 8) * 8;
-        copy_async(&bs[i * (H + 8) + h], bc + (size_t)min(v + i, T - 1) * H + h);
-    }
-    for (int k = threadIdx.x; k < TILE_V * 4; k += blockDim.x)
-        copy_async(&ms[k / 4 * MS_STRIDE + k % 4 * 8],
-                   M + (size_t)min(u + k / 4, T - 1) * Tp + v + k % 4 * 8);
-    asm volatile("cp.async.commit_group;" : : : "memory");
-}
-
-// pair_da_kernel: da, rows 2H apart, = g p - mean - a sum_v M - M b for 32 u of a sequence, a warp
-// 32 channels; sum_v M is M times a column of ones.
-static __global__ void __launch_bounds__(384, 2)
-pair_da_kernel(floatX *da, const floatX *__restrict__ ds, Saved saved, const floatX *M, int B,
-               int T, int H)
-{
-    extern __shared__ __align__(16) char block_memory[]; // two stages of pair_fetch_da
-    __shared__ float means[12][TILE_V];
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4;
-    const int tiles = (T + TILE_V - 1) / TILE_V, Tp = tiles * TILE_V;
-    const int last = tiles - 1 - (int)(blockIdx.x / B), u0 = last * TILE_V;
-    const size_t row0 = (size_t)(blockIdx.x % B) * T;
-    const uint32_t ones = 0x3f803f80;
-    const floatX *bc = saved.bc + row0 * H;
-    floatX *memory = (floatX *)block_memory;
-    float acc[2][4][4] = {}, sum_m[2][4] = {}; // [m][n] over rows 16m, channels 8n
-    M += row0 * Tp;
-    pair_fetch_da(memory, bc, M, u0, 0, T, Tp, H);
-    for (int i = 0; i <= last; i++) {
-        const int stage = TILE_V * (H + 8 + MS_STRIDE);
-        const floatX *bs = memory + i % 2 * stage, *ms = bs + TILE_V * (H + 8);
-        if (i < last) {
-            pair_fetch_da(memory + (i + 1) % 2 * stage, bc, M, u0, (i + 1) * TILE_V, T, Tp, H);
-            asm volatile("cp.async.wait_group 1;" : : : "memory");
-        } else
-            asm volatile("cp.async.wait_group 0;" : : : "memory");
-        __syncthreads();
-        uint4 m[2][2]; // [m][k]
-#pragma unroll
-        for (int j = 0; j < 4; j++)
-            m[j / 2][j % 2] = ldmatrix<0>(ms + (j / 2 * 16 + lane % 16) * MS_STRIDE + j % 2 * 16 +
-                                          lane / 16 * 8);
-#pragma unroll
-        for (int n = 0; n < 5; n++) {
-            uint4 f = {ones, ones, ones, ones};
-            if (n < 4)
-                f = ldmatrix<1>(&bs[lane * (H + 8) + 32 * warp + 8 * n]);
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                float *c = n < 4 ? acc[j][n] : sum_m[j];
-                mma(c, m[j][0], f.x, f.y);
-                mma(c, m[j][1], f.z, f.w);
-            }
-        }
-        __syncthreads();
+    const size_t row = row_of_warp(), row0 = row / T * T;
+    const int n = WIDTH ? WIDTH : H, lane = threadIdx.x % WARP, u = row % T;
+    const int Tp = (T + TILE_V - 1) / TILE_V * TILE_V;
+    float sum = 0, sum_m = 0;
+    if (row >= rows)
+        return;
+    for (int v = 2 * lane; v < Tp; v += 2 * WARP) {
+        const float2 m = load2(minus_M + row * Tp + v);
+        sum_m += m.x + m.y;
     }
 #pragma unroll
-    for (int i = 0; i < 4; i++) { // rows 8i + g: acc = g p - M b, and the sum of g p over channels
-        const size_t at = (row0 + min(u0 + 8 * i + g, T - 1)) * H + 32 * warp + 2 * t;
-        float sum = 0;
-#pragma unroll
-        for (int n = 0; n < 4; n++) {
-            const float2 x = load2(ds + at + 8 * n), y = load2(saved.p + at + 8 * n);
-            float *f = &acc[i / 2][n][i % 2 * 2];
-            sum += x.x * y.x + x.y * y.y;
-            f[0] = x.x * y.x - f[0];
-            f[1] = x.y * y.y - f[1];
-        }
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        if (t == 0)
-            means[warp][8 * i + g] = sum;
+    for (int h = 2 * lane; h < n; h += 2 * WARP) {
+        const float2 g = load2(ds + row * n + h), p = load2(saved.p + row * n + h);
+        sum += g.x * p.x + g.y * p.y;
     }
-    __syncthreads();
+    sum_m = warp_sum(sum_m);
+    const float mean = warp_sum(sum) / (float)n;
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        const int u = u0 + 8 * i + g, h = 32 * warp + 2 * t;
-        float mean = 0;
-        for (int w = 0; w < H / 32; w++)
-            mean += means[w][8 * i + g] / (float)H;
-#pragma unroll
-        for (int n = 0; n < 4 && u < T; n++) {
-            const float2 a = load2(saved.ac + (row0 + u) * H + h + 8 * n);
-            const float *f = &acc[i / 2][n][i % 2 * 2], m = sum_m[i / 2][i % 2 * 2];
-            store2(da + (row0 + u) * 2 * H + h + 8 * n, f[0] - mean - a.x * m,
-                   f[1] - mean - a.y * m);
+    for (int h = 2 * lane; h < n; h += 2 * WARP) {
+        const float2 g = load2(ds + row * n + h), p = load2(saved.p + row * n + h);
+        const float2 a = load2(saved.ac + row * n + h);
+        store2(da + row * 2 * n + h, g.x * p.x - mean + a.x * sum_m,
+               g.y * p.y - mean + a.y * sum_m);
+    }
+    for (int h = 2 * lane; h < n && u >= corner; h += 2 * WARP) {
+        float2 x = load2(da + row * 2 * n + h), y = load2(db + row * 2 * n + h);
+        for (int k = corner; k < T; k++) {
+            const float2 a = load2(saved.ac + (row0 + k) * n + h);
+            const float2 b = load2(saved.bc + (row0 + k) * n + h);
+            const float m_uk = (float)minus_M[row * Tp + k];
+            const float m_ku = (float)minus_M[(row0 + k) * Tp + u];
+            x = {x.x + m_uk * b.x, x.y + m_uk * b.y};
+            y = {y.x + m_ku * a.x, y.y + m_ku * a.y};
         }
+        store2(da + row * 2 * n + h, x.x, x.y);
+        store2(db + row * 2 * n + h, y.x, y.y);
     }
 }
 
@@ -987,17 +914,31 @@ static void pair_forward(floatX *out, Saved saved, size_t B, size_t T, size_t H,
            out, saved, (int)B, (int)T, (int)H, mix.postnorm);
 }
 
-// pair_backward: da, db (B,T,H), rows 2H apart, = from ds (B,T,H) and what the forward saved; M
-// (B,T,Tp): scratch.
-static void pair_backward(floatX *da, floatX *db, const floatX *ds, Saved saved, floatX *M,
+// pair_backward: da, db (B,T,H), rows 2H apart, = from ds (B,T,H) and what the forward saved;
+// minus_M (B,T,Tp): scratch.
+static void pair_backward(floatX *da, floatX *db, const floatX *ds, Saved saved, floatX *minus_M,
                           size_t B, size_t T, size_t H, cudaStream_t stream)
 {
-    const size_t tiles = (T + TILE_V - 1) / TILE_V;
-    const size_t shared = (size_t)(pair_shared(NULL, (int)H).mt + TILE_V * MT_STRIDE);
-    LAUNCH(pair_backward_kernel, B * tiles, 2 * H, shared, stream, db, M, ds, saved, (int)B, (int)T,
-           (int)H);
-    LAUNCH(pair_da_kernel, B * tiles, H, 4 * TILE_V * (H + 8 + MS_STRIDE), stream, da, ds, saved, M,
-           (int)B, (int)T, (int)H);
+    const size_t tiles = (T + TILE_V - 1) / TILE_V, Tp = tiles * TILE_V;
+    // cuBLAS is three times faster where rows and columns come in eights
+    const size_t corner = T / 8 * 8;
+    Gemm g = {.out = da, .add = da, .x = minus_M, .y = saved.bc, .type = FLOATX_TYPE,
+              .in = FLOATX_TYPE, .M = T, .N = H, .K = corner, .ld_out = 2 * H, .ld_x = Tp,
+              .ld_y = H, .batch = B, .out_step = 2 * T * H, .x_step = T * Tp, .y_step = T * H};
+    LAUNCH(pair_backward_kernel, B * tiles, 2 * H, (size_t)pair_shared(NULL, (int)H).end, stream,
+           db, minus_M, ds, saved, (int)B, (int)T, (int)H);
+    LAUNCH_ROWS(pair_close_kernel, B * T, H, stream, da, db, ds, saved, minus_M, B * T, (int)T,
+                (int)H, (int)corner);
+    if (corner == 0)
+        return;
+    gemm(&g, stream); // da -= M b
+    g.out = db;
+    g.add = db;
+    g.y = saved.ac;
+    g.x_t = 1;
+    g.M = corner;
+    g.K = T;
+    gemm(&g, stream); // db -= M^T a
 }
 #endif
 
@@ -1049,33 +990,21 @@ template <int P, int VEC> static __device__ inline Raw<VEC> row_fetch(const floa
 }
 
 // row_store: row (H) = the thread's part x.
-template <int P, int VEC> static __device__ inline void row_store(floatX *row, const float (&x)[CH],
-                                                                  int H)
+template <int P, int VEC, typename X>
+static __device__ inline void row_store(X *row, const float (&x)[CH], int H)
 {
 #pragma unroll
     for (int j = 0; j < CH / VEC; j++) {
-        Pack<floatX, VEC> raw;
+        Pack<X, VEC> raw;
         for (int i = 0; i < VEC; i++)
-            raw.v[i] = (floatX)x[j * VEC + i];
+            raw.v[i] = (X)x[j * VEC + i];
         if (row_channel<P, VEC>(j) < H)
-            *(Pack<floatX, VEC> *)(row + row_channel<P, VEC>(j)) = raw;
+            *(Pack<X, VEC> *)(row + row_channel<P, VEC>(j)) = raw;
     }
 }
 
-// row_put, row_get: the same with a row of shared memory (P * 12 floats, in the order of channels).
-template <int P, int VEC> static __device__ inline void row_put(float *row, const float (&x)[CH])
-{
-#pragma unroll
-    for (int j = 0; j < CH / VEC; j++) {
-        Pack<float, VEC> part;
-        for (int i = 0; i < VEC; i++)
-            part.v[i] = x[j * VEC + i];
-        *(Pack<float, VEC> *)(row + row_channel<P, VEC>(j)) = part;
-    }
-}
-
-// row_get: see row_put.
-template <int P, int VEC> static __device__ inline void row_get(float (&x)[CH], const float *row)
+// row_load: the thread's part x of a row of shared memory (P * 12 floats).
+template <int P, int VEC> static __device__ inline void row_load(float (&x)[CH], const float *row)
 {
 #pragma unroll
     for (int j = 0; j < CH / VEC; j++) {
@@ -1216,7 +1145,7 @@ linear_forward_kernel(floatX *o, Saved saved, const floatX *a, const floatX *b, 
             for (int i = 0; i < CH; i++)
                 y[i] = LOG ? exists ? x[1][i] : -INFINITY : exists ? exp2_fast(x[1][i]) : 0;
             __syncthreads();
-            row_put<P, VEC>(ls + g * W, y);
+            row_store<P, VEC>(ls + g * W, y, W);
             __syncthreads();
             for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
                 float m = max[h], s = sum[h];
@@ -1236,7 +1165,7 @@ linear_forward_kernel(floatX *o, Saved saved, const floatX *a, const floatX *b, 
             __syncthreads();
             if (pass == 0)
                 continue;
-            row_get<P, VEC>(y, ls + g * W);
+            row_load<P, VEC>(y, ls + g * W);
             const int n = causal ? t + t0 + g + 1 : T;
             const float top = row_sums<P, VEC, LOG>(x[0], y, n, H, mix.postnorm, red);
             if (mix.postnorm)
@@ -1329,7 +1258,7 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
 #pragma unroll
             for (int i = 0; i < CH; i++)
                 l[i] = LOG ? exists ? x[1][i] : -INFINITY : exists ? exp2_fast(x[1][i]) : 0;
-            row_put<P, VEC>(ls + g * W, l);
+            row_store<P, VEC>(ls + g * W, l, W);
             __syncthreads();
             for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
                 float m = carry[(causal ? k * H : 0) + h], s = LOG ? 1 : m;
@@ -1343,7 +1272,7 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
                 }
             }
             __syncthreads();
-            row_get<P, VEC>(l, ls + g * W);
+            row_load<P, VEC>(l, ls + g * W);
 #pragma unroll
             for (int i = 0; i < CH; i++) {
                 d[0][i] = exists ? (float)raw_g.v[i / VEC].v[i % VEC] : 0;
@@ -1355,7 +1284,7 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
 #pragma unroll
             for (int i = 0; i < CH; i++)
                 z[0][i] = LOG ? d[0][i] : __fdividef(d[0][i], l[i]);
-            row_put<P, VEC>(gs + g * W, z[0]);
+            row_store<P, VEC>(gs + g * W, z[0], W);
             __syncthreads();
             for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
                 float r = R[h], l1 = later[h];
@@ -1372,7 +1301,7 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
             __syncthreads();
             if (pass == 0)
                 continue;
-            row_get<P, VEC>(d[1], gs + g * W);
+            row_load<P, VEC>(d[1], gs + g * W);
 #pragma unroll
             for (int i = 0; i < CH; i++) {
                 const int real = row_channel<P, VEC>(i / VEC) < H && x[1][i] > -INFINITY;
@@ -1424,32 +1353,6 @@ static void linear_backward(floatX *da, floatX *db, const floatX *dout, Saved sa
 
 // ---- both
 
-// rows_backward_kernel: a warp a row: dx = rstd (dy - mean(dy) - y mean(dy y)), y = normalize(x).
-// dx may be dy; rows of dx and dy are `pitch` apart, of y H.
-template <int WIDTH>
-static __global__ void rows_backward_kernel(floatX *dx, const floatX *dy, size_t pitch,
-                                            const floatX *y, const float *rstd, size_t rows, int H)
-{
-    const size_t row = row_of_warp();
-    const int n = WIDTH ? WIDTH : H, lane = threadIdx.x % WARP;
-    float sum = 0, dot = 0;
-    if (row >= rows)
-        return;
-    dx += row * pitch;
-    dy += row * pitch;
-    y += row * n;
-#pragma unroll
-    for (int h = lane; h < n; h += WARP) {
-        sum += (float)dy[h];
-        dot += (float)dy[h] * (float)y[h];
-    }
-    sum = warp_sum(sum) / (float)n;
-    dot = warp_sum(dot) / (float)n;
-#pragma unroll
-    for (int h = lane; h < n; h += WARP)
-        dx[h] = (floatX)(rstd[row] * ((float)dy[h] - sum - (float)y[h] * dot));
-}
-
 // mix_check: die over an H that the kernels' registers or shared memory do not hold.
 static void mix_check(size_t H, Mix mix)
 {
@@ -1497,8 +1400,7 @@ static void mix_backward(floatX *da, floatX *db, floatX *dout, Saved saved, cons
         return;
     }
     if (mix.postnorm)
-        LAUNCH_ROWS(rows_backward_kernel, rows, H, stream, dout, dout, H, out, saved.o_rstd, rows,
-                    (int)H);
+        normalize_backward(dout, dout, H, out, saved.o_rstd, rows, H, 1, stream);
 #ifdef PRECISION_BF16
     if (pair_fast(H, mix)) {
         pair_backward(da, db, dout, saved, (floatX *)scratch, B, T, H, stream);
@@ -1509,10 +1411,8 @@ static void mix_backward(floatX *da, floatX *db, floatX *dout, Saved saved, cons
     pair_grad(da, db, dout, saved, B, T, H, mix, stream);
     if (mix.prenorm != APPROX)
         return;
-    LAUNCH_ROWS(rows_backward_kernel, rows, H, stream, da, da, 2 * H, saved.ac, saved.va, rows,
-                (int)H);
-    LAUNCH_ROWS(rows_backward_kernel, rows, H, stream, db, db, 2 * H, saved.bc, saved.vb, rows,
-                (int)H);
+    normalize_backward(da, da, 2 * H, saved.ac, saved.va, rows, H, 1, stream);
+    normalize_backward(db, db, 2 * H, saved.bc, saved.vb, rows, H, 1, stream);
 }
 
 // mix_decode: position t of D sequences: out (D,H) = the layer's output for a, b (D,H), rows of
@@ -1531,19 +1431,6 @@ static void mix_decode(floatX *out, Saved memory, const floatX *a, const floatX 
 
 // ------------------------------------------------------------------------------------------------
 // [layers] What every architecture here is made of.
-
-// What the host tells the device about a step.
-typedef struct {
-    double lr, over_c1, over_c2; // rate; 1 / (1 - beta^(step + 1)) for the two moments
-    double over_count;           // 1 / targets that count, 0 if none does
-} StepInput;
-
-// What the device tells the host. stopped: this or an earlier step had a loss or norm that was not
-// finite, and no weight changes any more.
-typedef struct {
-    double loss, norm, scale;
-    int stopped;
-} StepResult;
 
 // matmul_forward: out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), NULL for none.
 static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
@@ -1576,7 +1463,8 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
 }
 
 // Sums over all N rows are made in slices of them, and these then added in their order.
-enum { SLICES = 64, TOKEN_SLICES = 256, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
+enum { SLICES = 64, TOKEN_SLICES = 512, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
+enum { BIAS_WARPS = 16 };
 
 // slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
 // power of two to 64, as long as all fit SLICES_MOST elements.
@@ -1598,7 +1486,7 @@ static __global__ void slices_sum_kernel(float *out, float *rest_out, const floa
     float sum = 0;
     if (i >= n + rest)
         return;
-#pragma unroll 8
+#pragma unroll 16
     for (int k = 0; k < slices; k++)
         sum += partial[k * (n + rest) + i];
     *(i < n ? out + i / part * step + i % part : rest_out + i - n) += sum;
@@ -1611,26 +1499,26 @@ static __global__ void bias_slices_kernel(float *partial, size_t size, const flo
                                           int OC, size_t pitch, int slices)
 {
     enum { AT_ONCE = 16 };
-    __shared__ float sums[ROW_WARPS][WARP * VEC];
+    __shared__ float sums[BIAS_WARPS][WARP * VEC];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slice = blockIdx.x % slices;
     const int o = (blockIdx.x / slices * WARP + lane) * VEC;
     float sum[VEC] = {};
     x += slice * K * pitch + (o < OC ? o : 0);
-    for (size_t k0 = warp; k0 < K; k0 += AT_ONCE * ROW_WARPS) {
+    for (size_t k0 = warp; k0 < K; k0 += AT_ONCE * BIAS_WARPS) {
         Pack<floatX, VEC> v[AT_ONCE]; // all on their way before the first is needed
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++)
-            v[j] = *(const Pack<floatX, VEC> *)(x + min(k0 + j * ROW_WARPS, K - 1) * pitch);
+            v[j] = *(const Pack<floatX, VEC> *)(x + min(k0 + j * BIAS_WARPS, K - 1) * pitch);
 #pragma unroll
         for (int j = 0; j < AT_ONCE; j++)
             for (int i = 0; i < VEC; i++)
-                sum[i] += k0 + j * ROW_WARPS < K ? (float)v[j].v[i] : 0;
+                sum[i] += k0 + j * BIAS_WARPS < K ? (float)v[j].v[i] : 0;
     }
     for (int i = 0; i < VEC; i++)
         sums[warp][lane * VEC + i] = sum[i];
     __syncthreads();
     for (int i = 0; i < VEC && warp == 0 && o < OC; i++) {
-        for (int k = 1; k < ROW_WARPS; k++)
+        for (int k = 1; k < BIAS_WARPS; k++)
             sum[i] += sums[k][lane * VEC + i];
         partial[slice * size + o + i] = sum[i];
     }
@@ -1645,18 +1533,18 @@ static void matmul_backward_weight(float *dweight, size_t step, float *dbias, fl
 {
     const size_t n = parts * OC * C, rest = dbias ? OC : 0, size = n + rest;
     const size_t slices = slices_of(N, size), K = N / slices, vec = OC % 2 || pitch % 2 ? 1 : 2;
-    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * slices;
+    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * slices, block = BIAS_WARPS * WARP;
     const Gemm g = {.out = partial, .x = dout, .y = inp, .type = CUDA_R_32F, .in = FLOATX_TYPE,
                     .x_t = 1, .M = parts * OC, .N = C, .K = K, .ld_out = C, .ld_x = pitch,
                     .ld_y = C, .batch = slices, .out_step = size, .x_step = K * pitch,
                     .y_step = K * C};
     gemm(&g, stream);
     if (dbias && vec == 2)
-        LAUNCH(bias_slices_kernel<2>, grid, ROW_WARPS * WARP, 0, stream, partial + n, size, dout, K,
-               (int)OC, pitch, (int)slices);
+        LAUNCH(bias_slices_kernel<2>, grid, block, 0, stream, partial + n, size, dout, K, (int)OC,
+               pitch, (int)slices);
     else if (dbias)
-        LAUNCH(bias_slices_kernel<1>, grid, ROW_WARPS * WARP, 0, stream, partial + n, size, dout, K,
-               (int)OC, pitch, (int)slices);
+        LAUNCH(bias_slices_kernel<1>, grid, block, 0, stream, partial + n, size, dout, K, (int)OC,
+               pitch, (int)slices);
     LAUNCH(slices_sum_kernel, (size + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
            dweight, dbias, partial, (int)slices, n, rest, OC * C, step);
 }
@@ -1688,40 +1576,45 @@ static void normalize_forward(floatX *out, float *rstd, const float *x, size_t N
 
 // normalize_backward_kernel: a warp a row.
 template <int WIDTH>
-static __global__ void normalize_backward_kernel(floatX *__restrict__ dx,
-                                                 const floatX *__restrict__ dout,
+static __global__ void normalize_backward_kernel(floatX *dx, const floatX *dout, size_t pitch,
                                                  const floatX *__restrict__ out, const float *rstd,
                                                  size_t N, int C, int first)
 {
     const size_t row = row_of_warp();
     const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
-    float sum = 0, dot = 0;
+    float sum = 0, dot = 0, kept[WIDTH / WARP + 1]; // of dout, where the loops unroll
     if (row >= N)
         return;
-    dx += row * n;
-    dout += row * n;
+    dx += row * pitch;
+    dout += row * pitch;
     out += row * n;
 #pragma unroll
     for (int c = lane; c < n; c += WARP) {
-        sum += (float)dout[c];
-        dot += (float)dout[c] * (float)out[c];
+        const float g = (float)dout[c];
+        sum += g;
+        dot += g * (float)out[c];
+        if (WIDTH)
+            kept[c / WARP] = g;
     }
     sum = warp_sum(sum) / (float)n;
     dot = warp_sum(dot) / (float)n;
     const float factor = rstd[row];
 #pragma unroll
     for (int c = lane; c < n; c += WARP) {
-        const float d = factor * ((float)dout[c] - sum - (float)out[c] * dot);
+        const float g = WIDTH ? kept[c / WARP] : (float)dout[c];
+        const float d = factor * (g - sum - (float)out[c] * dot);
         dx[c] = (floatX)(first ? d : (float)dx[c] + d);
     }
 }
 
 // normalize_backward: dx (N,C) += (first: =) the gradient of x from dout (N,C) and what the forward
-// wrote.
-static void normalize_backward(floatX *dx, const floatX *dout, const floatX *out, const float *rstd,
-                               size_t N, size_t C, int first, cudaStream_t stream)
+// wrote; rows of dx and dout are `pitch` apart, and with `first` dx may be dout.
+static void normalize_backward(floatX *dx, const floatX *dout, size_t pitch, const floatX *out,
+                               const float *rstd, size_t N, size_t C, int first,
+                               cudaStream_t stream)
 {
-    LAUNCH_ROWS(normalize_backward_kernel, N, C, stream, dx, dout, out, rstd, N, (int)C, first);
+    LAUNCH_ROWS(normalize_backward_kernel, N, C, stream, dx, dout, pitch, out, rstd, N, (int)C,
+                first);
 }
 
 // embed_forward_kernel: a warp a token.
@@ -1864,22 +1757,7 @@ static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepR
 // ------------------------------------------------------------------------------------------------
 // [optimizer] Gradient norm, AdamW.  (ports train_causalrn.c[optimizer])
 
-enum { PIECE = 2048, PIECE_THREADS = 256 };
-
-// All weights in pieces of at most PIECE elements, one a block: where each starts in the arenas
-// (elements), its copy in floatX (NULL: none), and how it is trained.
-typedef struct {
-    size_t at;
-    floatX *copy;
-    double lr_scale;
-    int n, decay;
-} Piece;
-
-typedef struct {
-    Piece *pieces;    // (n) on the device
-    double *partials; // (n) on the device
-    size_t n;
-} Pieces;
+enum { PIECE_THREADS = 256 }; // of a block, which has a piece of the weights
 
 // zero_kernel: clear x, all pieces.
 static __global__ void zero_kernel(float *x, const Piece *pieces)
@@ -2017,40 +1895,20 @@ typedef struct {
     float *x, *logits;
 } Decoder;
 
-// A batch on its way: host memory that the GPU copies from and to, so that the host can make the
-// next one meanwhile.
-enum { SLOTS = 2 };
-typedef struct {
-    StepInput *input; // followed by the batch's inputs and targets
-    StepResult *result; // followed by its predictions
-    Batch batch;
-    cudaEvent_t done;
-    double lr;
-} Slot;
-
 typedef struct {
     Config config;
     const Task *task;
     size_t B, T, V, Vp, C, H, L, decode_B;
-    Weights weights, device; // the host's, for files; the device's
-    Params params, grads;    // on the device, as all below
+    Weights weights;      // the host's, for files
+    Params params, grads; // on the device, as all below
+    Device device;
     Copies copies;
     Acts acts;
     Dacts dacts;
     Decoder decoder;
     DeviceArena copies_arena, acts_arena, dacts_arena, decoder_arena;
-    Pieces pieces;
-    StepInput *input;
-    StepResult *result;
-    int *inputs, *targets, *predictions; // (B,T), after *input and *result
-    cudaStream_t stream;
-    cudaGraphExec_t graph; // one training step
-    Slot slots[SLOTS];
-    Batch batch;         // the one that model_forward sees next, or has seen
-    double loss;         // nats, mean over the supervised positions of the batch
-    const char *gpu;     // its name
-    long started, ended; // training steps given to the device, and taken back
-    double ended_at;     // seconds
+    Batch batch; // the one that model_forward sees next, or has seen
+    double loss; // nats, mean over the supervised positions of the batch
 } Model;
 
 // model_name: the word for this configuration in RESULT lines and run directories.
@@ -2150,95 +2008,31 @@ static void model_plan(Model *m, const Config *config)
     device_plan(&m->decoder_arena, "decoding state", ROWS(decoder));
 }
 
-// slot_bytes: of a batch's two transfers: what goes to the device, what comes back.
-static size_t slot_bytes(const Model *m, int back)
-{
-    return back ? sizeof(StepResult) + m->B * m->T * sizeof(int)
-                : sizeof(StepInput) + 2 * m->B * m->T * sizeof(int);
-}
-
 // model_bytes: what model_alloc will allocate, but for the batch's tokens.
 static size_t model_bytes(const Model *m)
 {
-    return 4 * m->weights.params.bytes + m->copies_arena.bytes + m->acts_arena.bytes +
-           m->dacts_arena.bytes + m->decoder_arena.bytes + GEMM_WORKSPACE + slot_bytes(m, 0) +
-           slot_bytes(m, 1);
-}
-
-// pieces_new: cut the weights into pieces; `copies` says where runs of `run` elements of a tensor
-// have their copies, `step` elements apart.
-static Pieces pieces_new(const Model *m)
-{
-    const size_t L = m->L, C = m->C, H = m->H;
-    const struct {
-        const float *of;
-        floatX *copy;
-        size_t run, step;
-    } copies[] = {{m->params.right_w, m->copies.ab_w, H * C, 2 * H * C},
-                  {m->params.left_w, m->copies.ab_w + H * C, H * C, 2 * H * C},
-                  {m->params.right_b, m->copies.ab_b, H, 2 * H},
-                  {m->params.out_w, m->copies.out_w, L * C * H, 0},
-                  {m->params.head_w, m->copies.head_w, m->V * C, 0}};
-    const Arena *a = &m->device.params;
-    const size_t most = arena_elements(a, NULL) / PIECE + 3 * L + (size_t)a->n;
-    Piece *pieces = (Piece *)alloc_zero(most, sizeof *pieces, "pieces");
-    Pieces p = {NULL, NULL, 0};
-    for (int k = 0; k < a->n; k++) {
-        const Tensor *row = &a->table[k];
-        size_t n = tensor_size(row), run = n, step = 0, length;
-        floatX *copy = NULL;
-        for (size_t i = 0; i < sizeof copies / sizeof *copies; i++)
-            if (copies[i].of == arena_data(a, k)) {
-                run = copies[i].run;
-                step = copies[i].step;
-                copy = copies[i].copy;
-            }
-        for (size_t i = 0; i < n; i += length) {
-            length = run - i % run;
-            length = length < PIECE ? length : (size_t)PIECE;
-            pieces[p.n++] = {a->start[k] / sizeof(float) + i,
-                             copy ? copy + i / run * step + i % run : NULL, row->lr_scale,
-                             (int)length, row->decay};
-        }
-    }
-    p.pieces = (Piece *)device_new(p.n * sizeof *pieces, "pieces");
-    p.partials = (double *)device_new(p.n * sizeof(double), "partial sums");
-    CUDA_CHECK(cudaMemcpy(p.pieces, pieces, p.n * sizeof *pieces, cudaMemcpyHostToDevice));
-    free(pieces);
-    return p;
+    return device_bytes(&m->weights, m->B, m->T) + m->copies_arena.bytes + m->acts_arena.bytes +
+           m->dacts_arena.bytes + m->decoder_arena.bytes;
 }
 
 // model_alloc: allocate a planned model and draw its initial weights from the seed.
 static void model_alloc(Model *m)
 {
     weights_alloc(&m->weights, NULL, NULL, m->config.training.seed);
-    m->device = m->weights; // the tables
-    m->device.params = mirror_new(&m->weights.params, &m->params);
-    m->device.grads = mirror_new(&m->weights.grads, &m->grads);
-    m->device.m = mirror_new(&m->weights.m, NULL);
-    m->device.v = mirror_new(&m->weights.v, NULL);
+    device_start(&m->device, &m->weights, &m->params, &m->grads, m->B, m->T);
     device_alloc(&m->copies_arena, &m->copies);
     CUDA_CHECK(cudaMemset(m->copies_arena.base, 0, m->copies_arena.bytes)); // what stays 0
     device_alloc(&m->acts_arena, &m->acts);
     device_alloc(&m->dacts_arena, &m->dacts);
     device_alloc(&m->decoder_arena, &m->decoder);
-    m->pieces = pieces_new(m);
-    m->input = (StepInput *)device_new(slot_bytes(m, 0), "batch");
-    m->result = (StepResult *)device_new(slot_bytes(m, 1), "batch");
-    m->inputs = (int *)(m->input + 1);
-    m->targets = m->inputs + m->B * m->T;
-    m->predictions = (int *)(m->result + 1);
-    for (int i = 0; i < SLOTS; i++) {
-        Slot *s = &m->slots[i];
-        s->input = (StepInput *)pinned_new(slot_bytes(m, 0), "batch");
-        s->result = (StepResult *)pinned_new(slot_bytes(m, 1), "batch");
-        int *inputs = (int *)(s->input + 1);
-        s->batch = {m->B, m->T, inputs, inputs + m->B * m->T, (int *)(s->result + 1)};
-        CUDA_CHECK(cudaEventCreateWithFlags(&s->done, cudaEventDisableTiming));
-    }
-    m->batch = m->slots[0].batch;
-    CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
-    gemm_start();
+    const size_t L = m->L, C = m->C, H = m->H;
+    const WeightCopy copies[] = {{m->params.right_w, m->copies.ab_w, H * C, 2 * H * C},
+                                 {m->params.left_w, m->copies.ab_w + H * C, H * C, 2 * H * C},
+                                 {m->params.right_b, m->copies.ab_b, H, 2 * H},
+                                 {m->params.out_w, m->copies.out_w, L * C * H, 0},
+                                 {m->params.head_w, m->copies.head_w, m->V * C, 0}};
+    device_pieces(&m->device, ROWS(copies));
+    m->batch = m->device.slots[0].batch;
 }
 
 // model_free: give everything back.
@@ -2252,24 +2046,11 @@ static void model_free(Model *m)
 // model_upload: the device's weights and moments = the host's.
 static void model_upload(Model *m)
 {
-    mirror_up(&m->device.params, &m->weights.params);
-    mirror_up(&m->device.grads, &m->weights.grads);
-    mirror_up(&m->device.m, &m->weights.m);
-    mirror_up(&m->device.v, &m->weights.v);
-    CUDA_CHECK(cudaDeviceSynchronize()); // the copies above are not in m->stream
-    LAUNCH(copy_kernel, m->pieces.n, PIECE_THREADS, 0, m->stream,
-           (const float *)m->device.params.base, m->pieces.pieces);
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
-}
-
-// model_download: the host's weights, gradients and moments = the device's.
-static void model_download(Model *m)
-{
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
-    mirror_down(&m->weights.params, &m->device.params);
-    mirror_down(&m->weights.grads, &m->device.grads);
-    mirror_down(&m->weights.m, &m->device.m);
-    mirror_down(&m->weights.v, &m->device.v);
+    Device *d = &m->device;
+    device_weights_up(d, &m->weights);
+    LAUNCH(copy_kernel, d->pieces.n, PIECE_THREADS, 0, d->stream,
+           (const float *)d->weights.params.base, d->pieces.pieces);
+    CUDA_CHECK(cudaStreamSynchronize(d->stream));
 }
 
 // model_flops: floating-point operations of one training step, exponentials included: 6 per weight
@@ -2313,8 +2094,9 @@ static void model_forward(Model *m)
     const Params p = m->params;
     const Copies w = m->copies;
     const Acts acts = m->acts;
-    cudaStream_t stream = m->stream;
-    embed_forward(acts.x, m->inputs, p.wte, p.wpe, B, T, C, stream);
+    const Device *device = &m->device;
+    cudaStream_t stream = device->stream;
+    embed_forward(acts.x, device->inputs, p.wte, p.wpe, B, T, C, stream);
     for (size_t l = 0; l < L; l++) {
         const Acts k = layer_acts(m, l);
         float *next = m->config.training.dump ? k.x + N * C : k.x; // x of the layer after
@@ -2326,15 +2108,16 @@ static void model_forward(Model *m)
     const float *last = m->config.training.dump ? acts.x + L * N * C : acts.x;
     normalize_forward(acts.y, acts.y_rstd, last, N, C, stream);
     matmul_residual(acts.logits, NULL, acts.y, w.head_w, NULL, N, C, m->Vp, stream);
-    crossentropy(acts.losses, m->predictions, m->dacts.dlogits, m->result, acts.logits, m->targets,
-                 m->input, N, m->V, m->Vp, stream);
+    crossentropy(acts.losses, device->predictions, m->dacts.dlogits, device->result, acts.logits,
+                 device->targets, device->input, N, m->V, m->Vp, stream);
 }
 
 // model_zero_grad: clear the gradients of the parameters.
 static void model_zero_grad(Model *m)
 {
-    LAUNCH(zero_kernel, m->pieces.n, PIECE_THREADS, 0, m->stream, (float *)m->device.grads.base,
-           m->pieces.pieces);
+    const Device *d = &m->device;
+    LAUNCH(zero_kernel, d->pieces.n, PIECE_THREADS, 0, d->stream, (float *)d->weights.grads.base,
+           d->pieces.pieces);
 }
 
 // model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
@@ -2345,11 +2128,11 @@ static void model_backward(Model *m)
     const Copies w = m->copies;
     const Acts acts = m->acts;
     const Dacts d = m->dacts;
-    cudaStream_t stream = m->stream;
+    cudaStream_t stream = m->device.stream;
     matmul_backward_weight(g.head_w, 0, NULL, d.partial, d.dlogits, acts.y, N, C, m->V, m->Vp, 1,
                            stream);
     matmul_backward_input(d.dr, d.dlogits, w.head_w, N, C, m->Vp, stream);
-    normalize_backward(d.dx, d.dr, acts.y, acts.y_rstd, N, C, 1, stream);
+    normalize_backward(d.dx, d.dr, C, acts.y, acts.y_rstd, N, C, 1, stream);
     for (size_t l = L; l-- > 0;) {
         const Acts k = layer_acts(m, l);
         const size_t i = l * H * C;
@@ -2361,9 +2144,9 @@ static void model_backward(Model *m)
         matmul_backward_weight(g.right_w + i, (size_t)(g.left_w - g.right_w), g.right_b + l * H,
                                d.partial, d.da, k.r, N, C, H, 2 * H, 2, stream);
         matmul_backward_input(d.dr, d.da, w.ab_w + 2 * i, N, C, 2 * H, stream);
-        normalize_backward(d.dx, d.dr, k.r, k.r_rstd, N, C, 0, stream);
+        normalize_backward(d.dx, d.dr, C, k.r, k.r_rstd, N, C, 0, stream);
     }
-    embed_backward(g.wte, g.wpe, d.partial, d.dx, m->inputs, B, T, m->V, C, stream);
+    embed_backward(g.wte, g.wpe, d.partial, d.dx, m->device.inputs, B, T, m->V, C, stream);
 }
 
 // model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, after positions 0..t-1;
@@ -2376,7 +2159,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
     const Copies w = m->copies;
     const Dacts d = m->dacts;
     const Decoder *decoder = &m->decoder;
-    cudaStream_t stream = m->stream;
+    cudaStream_t stream = m->device.stream;
     if (t >= T)
         die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
             "hint: train on longer sequences", t, T);
@@ -2422,45 +2205,33 @@ static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
     m->batch = slot->batch;
 }
 
-// batch_up, batch_down: the slot's batch to the device; loss, norm and predictions back.
-static void batch_up(Model *m, const Slot *slot)
-{
-    CUDA_CHECK(cudaMemcpyAsync(m->input, slot->input, slot_bytes(m, 0), cudaMemcpyHostToDevice,
-                               m->stream));
-}
-
-// batch_down: see batch_up.
-static void batch_down(Model *m, const Slot *slot)
-{
-    CUDA_CHECK(cudaMemcpyAsync(slot->result, m->result, slot_bytes(m, 1), cudaMemcpyDeviceToHost,
-                               m->stream));
-}
-
 // run_batch: forward and, if asked, backward of one batch, now; the device has nothing else to do.
 static void run_batch(Model *m, uint64_t stream, long number, int backward)
 {
-    Slot *slot = &m->slots[0];
+    Slot *slot = &m->device.slots[0];
     load_batch(m, slot, stream, number);
-    batch_up(m, slot);
+    slot_up(slot, &m->device);
     model_forward(m);
     if (backward) {
         model_zero_grad(m);
         model_backward(m);
     }
-    batch_down(m, slot);
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    slot_down(slot, &m->device);
+    CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
     m->loss = slot->result->loss;
 }
 
-// stop_if_bad: die over a loss or gradient norm of step `step` that is not finite. The device has
-// changed no weight since, so the step is run again, to name the first value that is not.
-static void stop_if_bad(Model *m, const char *what, double value, long step, uint64_t stream)
+// stop_if_bad: die at step `step` over a loss or gradient norm, of batch `number`, that is not
+// finite. The device has changed no weight since, so the batch is run again, to name the first
+// value that is not.
+static void stop_if_bad(Model *m, const char *what, double value, long step, uint64_t stream,
+                        long number)
 {
     Arena acts;
     if (is_finite_bits(value))
         return;
-    run_batch(m, stream, stream == STREAM_EVAL ? 0 : step, 1);
-    model_download(m);
+    run_batch(m, stream, number, 1);
+    device_weights_down(&m->weights, &m->device);
     device_copy_out(&acts, &m->acts_arena);
     training_stop_if_bad(what, value, step, &m->weights, &acts);
 }
@@ -2469,93 +2240,101 @@ static void stop_if_bad(Model *m, const char *what, double value, long step, uin
 static void forward_backward(Model *m, long step)
 {
     run_batch(m, STREAM_TRAIN, step, 1);
-    stop_if_bad(m, "loss", m->loss, step, STREAM_TRAIN);
+    stop_if_bad(m, "loss", m->loss, step, STREAM_TRAIN, step);
 }
 
 // train_step_kernels: everything the device does in a training step.
 static void train_step_kernels(Model *m)
 {
     const Training *t = &m->config.training;
+    Device *d = &m->device;
     model_forward(m);
     model_zero_grad(m);
     model_backward(m);
-    gradient_norm(m->result, &m->device.grads, &m->pieces, t->grad_clip, m->stream);
-    adamw(&m->device, t, &m->pieces, m->input, m->result, m->stream);
+    gradient_norm(d->result, &d->weights.grads, &d->pieces, t->grad_clip, d->stream);
+    adamw(&d->weights, t, &d->pieces, d->input, d->result, d->stream);
 }
 
 // train_step: give the device training step `step`: batch, update, results back. Nothing waits for
 // it here. The first time its kernels, which a run of the same batch has loaded, become a graph.
 static void train_step(Model *m, long step)
 {
-    Slot *slot = &m->slots[step % SLOTS];
-    if (!m->graph && !TIMING_ON) {
+    Device *d = &m->device;
+    Slot *slot = &d->slots[step % SLOTS];
+    if (!d->graph && !TIMING_ON) {
         run_batch(m, STREAM_TRAIN, step, 1);
-        graph_begin(m->stream);
+        graph_begin(d->stream);
         train_step_kernels(m);
-        m->graph = graph_end(m->stream);
+        d->graph = graph_end(d->stream);
     }
-    if (m->started == m->ended)
-        m->ended_at = seconds_now();
+    if (d->started == d->ended)
+        d->ended_at = seconds_now();
     load_batch(m, slot, STREAM_TRAIN, step);
-    batch_up(m, slot);
+    slot_up(slot, d);
     if (TIMING_ON)
         train_step_kernels(m);
     else
-        CUDA_CHECK(cudaGraphLaunch(m->graph, m->stream));
-    batch_down(m, slot);
-    CUDA_CHECK(cudaEventRecord(slot->done, m->stream));
-    m->started = step + 1;
+        CUDA_CHECK(cudaGraphLaunch(d->graph, d->stream));
+    slot_down(slot, d);
+    CUDA_CHECK(cudaEventRecord(slot->done, d->stream));
+    d->started = step + 1;
 }
 
 // train_step_end: wait for the oldest step that the device was given; row = what is logged.
 // Accuracy is before the update.
 static void train_step_end(Model *m, LogRow *row)
 {
-    const long step = m->ended;
-    const Slot *slot = &m->slots[step % SLOTS];
+    Device *d = &m->device;
+    const long step = d->ended;
+    const Slot *slot = &d->slots[step % SLOTS];
     CUDA_CHECK(cudaEventSynchronize(slot->done));
-    const double now = seconds_now(), ms = 1e3 * (now - m->ended_at);
+    const double now = seconds_now(), seconds = now - d->ended_at;
     const StepResult r = *slot->result;
-    m->ended = step + 1;
-    m->ended_at = now;
+    d->ended = step + 1;
+    d->ended_at = now;
     if (!is_finite_bits(r.loss) || !is_finite_bits(r.norm)) {
-        CUDA_CHECK(cudaStreamSynchronize(m->stream));
-        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN);
-        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN);
+        CUDA_CHECK(cudaStreamSynchronize(d->stream));
+        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step);
+        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step);
     }
-    *row = {step, "train", r.loss, task_score(m->task, &slot->batch, m->B), slot->lr, r.norm, ms,
-            1e3 * (double)(m->B * m->T) / ms};
+    *row = log_train_row(step, r.loss, task_score(m->task, &slot->batch, m->B), slot->lr, r.norm,
+                         seconds, m->B * m->T);
 }
 
-// evaluate: loss and accuracy on fresh sequences, each prediction given the true past.
+// evaluate: loss and accuracy on sequences never trained on, each prediction given the true past.
 static LogRow evaluate(Model *m, long step)
 {
-    run_batch(m, STREAM_EVAL, 0, 0);
-    stop_if_bad(m, "loss on fresh sequences", m->loss, step, STREAM_EVAL);
-    return {step, "val", m->loss, task_score(m->task, &m->batch, m->B), 0, 0, 0, 0};
+    Evaluation sum = {};
+    for (long i = 0; i < task_eval_batches(m->task, &m->config.task_options, m->B); i++) {
+        run_batch(m, STREAM_EVAL, i, 0);
+        stop_if_bad(m, "loss on fresh sequences", m->loss, step, STREAM_EVAL, i);
+        evaluation_add(&sum, m->task, &m->config.task_options, &m->batch, m->loss);
+    }
+    return evaluation_row(&sum, step);
 }
 
-// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it predicted.
-static double greedy(Model *m)
+// decode: said (D,n) = the token chosen at each position when the model reads the first `given`
+// tokens of inputs (D,n) and then what it said.
+static void decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
+                   Sampler sampler)
 {
-    const size_t prompt = m->task->shape(&m->config.task_options).prompt, T = m->T, V = m->V;
-    const size_t D = m->decode_B;
-    const int *inputs = m->batch.inputs;
-    int *predictions = m->batch.predictions, *tokens = (int *)alloc_zero(D, sizeof(int), "tokens");
-    for (size_t t = 0; t < T; t++) {
+    int *tokens = (int *)alloc_zero(D, sizeof(int), "tokens");
+    for (size_t t = 0; t < n; t++) {
         for (size_t i = 0; i < D; i++)
-            tokens[i] = t < prompt ? inputs[i * T + t] : predictions[i * T + t - 1];
-        const float *logits = model_decode(m, tokens, t, D);
-        for (size_t i = 0; i < D; i++) {
-            const float *x = logits + i * V;
-            int best = 0;
-            for (size_t v = 1; v < V; v++)
-                best = x[v] > x[best] ? (int)v : best;
-            predictions[i * T + t] = best;
-        }
+            tokens[i] = t < given ? inputs[i * n + t] : said[i * n + t - 1];
+        const float *logits = model_decode(m, tokens, t, D), *x = logits;
+        for (size_t i = 0; i < D; i++, x += m->V)
+            said[i * n + t] = sampler_choose(&sampler, x, sizeof(float), m->V, i, t);
     }
     free(tokens);
-    return task_score(m->task, &m->batch, D);
+}
+
+// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it said.
+static double greedy(Model *m)
+{
+    size_t prompt = m->task->shape(&m->config.task_options).prompt;
+    decode(m, m->batch.predictions, m->batch.inputs, prompt, m->T, m->decode_B, {});
+    return task_score(m->task, &m->batch, m->decode_B);
 }
 
 // dump: write training batch 0 with its activations and gradients to the file of --dump.
@@ -2563,7 +2342,7 @@ static void dump(Model *m, const Options *options)
 {
     Arena acts;
     forward_backward(m, 0);
-    model_download(m);
+    device_weights_down(&m->weights, &m->device);
     device_copy_out(&acts, &m->acts_arena);
     dump_write(m->config.training.dump, m->batch.inputs, m->batch.targets, m->B, m->T, m->loss,
                &m->weights, &acts, options, ARCHITECTURE);
@@ -2577,11 +2356,9 @@ static void train(Model *m, const Options *options)
 {
     const Training *t = &m->config.training;
     const char *task = m->task->name, *model = model_name(&m->config);
-    volatile sig_atomic_t *interrupted = training_interrupted();
     Log log;
     LogRow row = {}, val = {};
     char checkpoint[LOG_PATH];
-    double train_ms = 0;
     training_load(t, &m->weights, options, ARCHITECTURE);
     model_upload(m);
     if (t->dump) {
@@ -2590,47 +2367,46 @@ static void train(Model *m, const Options *options)
             return;
     }
     long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task,
-                               model, m->gpu);
-    const long first = m->started = m->ended = step;
+                               model, m->device.name);
+    m->device.started = m->device.ended = step;
     model_upload(m);
     training_catch_interrupt();
     for (;; step++) {
-        int last = step >= t->steps || *interrupted;
         const int eval = t->eval_every && step && step % t->eval_every == 0;
-        const int save = t->save_every && step > first && step % t->save_every == 0;
+        const int save = t->save_every && step % t->save_every == 0;
+        int last = training_over(t, &log, step);
         const long wait = last || eval || save || t->stop_at > 0 ? step : step - SLOTS + 1;
-        while (m->ended < wait) {
+        while (m->device.ended < wait) {
             train_step_end(m, &row);
-            train_ms += row.ms;
-            double left = 1e-3 * train_ms / (double)(row.step + 1 - first) *
-                          (double)(t->steps - row.step - 1);
-            log_row(&log, &row);
-            log_progress(&log, &row, t->steps, left, (row.step + 1) % t->print_every == 0);
+            log_step(&log, &row, t->steps, (row.step + 1) % t->print_every == 0);
         }
-        last |= t->stop_at > 0 && log.last_acc >= t->stop_at;
+        last = last || (t->stop_at > 0 && training_over(t, &log, step));
         if (last || eval) {
             val = evaluate(m, step);
-            log_row(&log, &val);
-            log_line(&log, "step %ld: on fresh sequences loss %.4f, accuracy %.2f%%\n", step,
-                     val.loss, 100 * val.acc);
+            log_eval(&log, &val);
         }
-        if (log.csv && (last || save)) {
-            model_download(m);
+        if (log.csv && (last || (log.steps && save))) {
+            device_weights_down(&m->weights, &m->device);
             checkpoint_save(checkpoint, &m->weights, options, ARCHITECTURE, step);
         }
         if (last)
             break;
-        timing_clear(m->stream);
+        timing_clear(m->device.stream);
         train_step(m, step);
-        if (step - first == 5)
-            timing_report("step 5");
+        if (log.steps == 4)
+            timing_report("a step");
     }
-    double greedy_acc = m->decode_B ? greedy(m) : -1;
-    if (m->decode_B)
-        task_show(m->task, &m->config.task_options, m->batch.inputs, m->batch.predictions);
-    TaskShape shape = m->task->shape(&m->config.task_options);
+    const TaskOptions *o = &m->config.task_options;
+    TaskShape shape = m->task->shape(o);
+    double greedy_acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
+    if (greedy_acc >= 0)
+        task_show(m->task, o, m->batch.inputs, m->batch.predictions);
+    if (o->sample) {
+        decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
+        task_show_sample(m->task, o);
+    }
     training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
-                    step > first ? train_ms / (double)(step - first) : 0);
+                    log_ms_per_step(&log));
     log_close(&log);
 }
 
@@ -2679,12 +2455,9 @@ static void config_check(Config *c)
     Mix *mix = &c->mix;
     if (mix->prenorm == AUTO)
         mix->prenorm = mix->model == LINEAR ? APPROX : EXACT;
-    if (mix->model == LINEAR && mix->activation != EXP)
-        die(EXIT_USAGE, "--model linear: expected --activation exp: only exp(a + b) factors into "
-            "exp(a) exp(b)\nhint: --model quadratic takes every activation");
-    if (mix->model == LINEAR && mix->prenorm == EXACT)
-        die(EXIT_USAGE, "--model linear: expected --prenorm approx or none: exact normalizes every "
-            "pair, so the sum does not factor\nhint: --model quadratic takes exact");
+    if (mix->model == LINEAR && (mix->activation != EXP || mix->prenorm == EXACT))
+        die(EXIT_USAGE, "--model linear: expected --activation exp and --prenorm approx or none: "
+            "else the sum over pairs does not factor\nhint: --model quadratic takes all of them");
     if (!mix->causal && TASKS[c->task].shape(&c->task_options).causal)
         die(EXIT_USAGE, "--causal no: the inputs of --task %s show its targets, a bidirectional "
             "model reads them\nhint: it is for tasks that do not", TASKS[c->task].name);
@@ -2721,11 +2494,12 @@ int main(int argc, char **argv)
             config.training.accumulate);
     mix_check((size_t)config.hidden, config.mix);
     threads_set(config.training.threads);
+    task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 1);
     model_plan(&model, &config);
     options_print(stdout, "", &options);
     training_print("CausalRN, " PRECISION_NAME, &model.weights, "wte,wpe", model_flops(&model),
                    model.B * model.T, model_bytes(&model));
-    model.gpu = cuda_start();
+    model.device.name = cuda_start();
     cuda_memory_check(model_bytes(&model));
     const size_t free_bytes = cuda_memory_free();
     model_alloc(&model);

@@ -215,6 +215,7 @@ noncausal() {
         done
     done
     background agree "poisoned memory, quadratic" --hidden 192 --string-size 40
+    background agree "poisoned memory, quadratic none" --hidden 192 --string-size 40 --prenorm none
     background agree "poisoned memory, linear" --hidden 192 --string-size 40 --model linear
 }
 
@@ -255,6 +256,10 @@ for postnorm in yes no; do
         done
     done
     unset BF16_GRAD
+    background agree "quadratic exact elu H=192, post norm $postnorm" --activation elu --hidden 192 \
+        --postnorm $postnorm --string-size 20
+    background agree "quadratic approx gelu H=192, post norm $postnorm" --activation gelu \
+        --prenorm approx --hidden 192 --postnorm $postnorm --string-size 20
     for prenorm in approx none; do
         background agree "linear $prenorm, post norm $postnorm" --model linear --prenorm $prenorm \
             --postnorm $postnorm --string-size 40

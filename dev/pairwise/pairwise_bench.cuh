@@ -8,20 +8,24 @@
 
 static const BenchType PAIR_TYPE = sizeof(floatX) == 2 ? BENCH_BF16 : BENCH_F32;
 
-// One shape on host and device. h_a, h_b are inputs, h_ds the upstream gradient; ref_* in double.
+static const double BOUND_FORWARD = sizeof(floatX) == 2 ? BOUND_FORWARD_BF16 : BOUND_FORWARD_FP32;
+static const double BOUND_GRAD = sizeof(floatX) == 2 ? BOUND_GRAD_BF16 : BOUND_GRAD_FP32;
+
+// The layer's arrays, those of (B,T,H) first.
+enum { BUF_A, BUF_B, BUF_AC, BUF_BC, BUF_DS, BUF_S, BUF_P, BUF_DA, BUF_DB, BUF_ASTAT, BUF_BSTAT,
+       BUF_SCALE, BUFFERS };
+
+// One shape on device and host: the layer, the buffers that its pointers are into, references.
 typedef struct {
-    size_t B, T, H;
-    PairOptions opt;
-    float *h_a, *h_b, *h_ds;
+    PairLayer layer;
+    BenchBuffer buffers[BUFFERS];
     double *ref_s, *ref_p, *ref_scale, *ref_da, *ref_db;
-    BenchBuffer a, b, ac, bc, astat, bstat, ds, s, p, scale, da, db;
-    void *scratch;
 } PairProblem;
 
 // reference_psi: psi and psi' in double.
 static void reference_psi(int act, double z, double *value, double *slope)
 {
-    double cdf = 0.5 * erfc(-z * sqrt(0.5));
+    double cdf = act == ACT_GELU ? 0.5 * erfc(-z * sqrt(0.5)) : 0;
     switch (act) {
     case ACT_RELU: *value = z > 0 ? z : 0, *slope = z > 0; break;
     case ACT_ELU: *value = z > 0 ? z : expm1(z), *slope = z > 0 ? 1 : exp(z); break;
@@ -122,6 +126,7 @@ static void reference_sequence(double *s, double *p, double *da, double *db, con
 static float *pair_input(uint64_t seed, size_t rows, size_t H, int kind)
 {
     float *x = (float *)alloc_zero(rows * H, 4, "input");
+#pragma omp parallel for
     for (size_t i = 0; i < rows * H; i++) {
         float sum = 0;
         for (int k = 0; k < 4; k++)
@@ -146,6 +151,25 @@ static float *pair_download(const BenchBuffer *b, size_t n)
     return x;
 }
 
+// pair_arrays: a layer's buffers, its scratch and the pointers into them.
+static void pair_arrays(PairProblem *x)
+{
+    PairLayer *y = &x->layer;
+    floatX **big[] = {&y->a, &y->b, &y->ac, &y->bc, &y->ds, &y->s, &y->p, &y->da, &y->db};
+    float **small[] = {&y->astat, &y->bstat, &y->scale};
+    for (int i = 0; i < BUFFERS; i++)
+        if (i < BUF_ASTAT) {
+            x->buffers[i] = bench_alloc(y->B * y->T * y->H, PAIR_TYPE, 0);
+            *big[i] = (floatX *)x->buffers[i].data;
+        } else {
+            x->buffers[i] = bench_alloc(y->B * y->T, BENCH_F32, 0);
+            *small[i - BUF_ASTAT] = (float *)x->buffers[i].data;
+        }
+    const size_t bytes = pair_scratch_bytes(y->B, y->T);
+    CUDA_CHECK(cudaMalloc(&y->scratch, bytes));
+    CUDA_CHECK(cudaMemset(y->scratch, 0xFF, bytes)); // NaN
+}
+
 // pair_setup: inputs, references and buffers of a shape, a and b centred, and, with backward, the
 // forward run for its p and scale. The references start from what the kernels read, the centred
 // (and in BF16 rounded) a and b, or with kind 2 from a and b themselves: then they judge the whole
@@ -153,66 +177,51 @@ static float *pair_download(const BenchBuffer *b, size_t n)
 static PairProblem pair_setup(size_t B, size_t T, size_t H, PairOptions opt, int backward, int kind)
 {
     const size_t n = B * T * H;
-    PairProblem x = {B, T, H, opt};
-    x.h_a = pair_input(1, B * T, H, kind);
-    x.h_b = pair_input(2, B * T, H, kind);
-    x.h_ds = pair_input(3, B * T, H, 0);
-    BenchBuffer *big[] = {&x.a, &x.b, &x.ac, &x.bc, &x.ds, &x.s, &x.p, &x.da, &x.db};
-    BenchBuffer *small[] = {&x.astat, &x.bstat, &x.scale};
-    for (int i = 0; i < 9; i++)
-        *big[i] = bench_alloc(n, PAIR_TYPE, 0);
-    for (int i = 0; i < 3; i++)
-        *small[i] = bench_alloc(B * T, BENCH_F32, 0);
-    bench_upload(&x.a, PAIR_TYPE, x.h_a, n);
-    bench_upload(&x.b, PAIR_TYPE, x.h_b, n);
-    bench_upload(&x.ds, PAIR_TYPE, x.h_ds, n);
+    PairProblem x = {};
+    x.layer.B = B, x.layer.T = T, x.layer.H = H, x.layer.opt = opt;
+    pair_arrays(&x);
+    float *h_ds = pair_input(3, B * T, H, 0);
+    bench_upload(&x.buffers[BUF_DS], PAIR_TYPE, h_ds, n);
+    for (int i = BUF_A; i <= BUF_B; i++) {
+        float *h_x = pair_input(i == BUF_A ? 1 : 2, B * T, H, kind);
+        bench_upload(&x.buffers[i], PAIR_TYPE, h_x, n);
+        free(h_x);
+    }
+    pair_center(&x.layer, 0);
+    const BenchBuffer *from = &x.buffers[kind == 2 ? BUF_A : BUF_AC]; // b's follows a's
+    float *h_a = pair_download(&from[0], n), *a_r = pair_download(&x.buffers[BUF_ASTAT], B * T);
+    float *h_b = pair_download(&from[1], n), *b_r = pair_download(&x.buffers[BUF_BSTAT], B * T);
     double *ref = (double *)alloc_zero((backward ? 4 : 2) * n + B * T, 8, "references");
     x.ref_s = ref, x.ref_p = ref + n, x.ref_scale = ref + 2 * n;
     x.ref_da = backward ? ref + 2 * n + B * T : NULL;
     x.ref_db = backward ? x.ref_da + n : NULL;
-    size_t bytes = 0;
-    for (int path = PAIR_GENERAL; path <= PAIR_FAST; path++)
-        for (int i = 0; i <= backward; i++)
-            if (bytes < pair_scratch_bytes(B, T, opt, path, i))
-                bytes = pair_scratch_bytes(B, T, opt, path, i);
-    CUDA_CHECK(cudaMalloc(&x.scratch, bytes));
-    CUDA_CHECK(cudaMemset(x.scratch, 0xFF, bytes)); // NaN
-    pair_center((floatX *)x.ac.data, (floatX *)x.bc.data, (float *)x.astat.data,
-                (float *)x.bstat.data, (floatX *)x.a.data, (floatX *)x.b.data, B, T, H, opt.norm,
-                0);
-    float *h_ac = pair_download(kind == 2 ? &x.a : &x.ac, n), *a_r = pair_download(&x.astat, B * T);
-    float *h_bc = pair_download(kind == 2 ? &x.b : &x.bc, n), *b_r = pair_download(&x.bstat, B * T);
 #pragma omp parallel for schedule(dynamic)
     for (size_t b = 0; b < B; b++) {
         const size_t at = b * T * H;
         for (size_t u = 0; u < T; u++)
             x.ref_scale[b * T + u] = 1 / (double)(opt.causal ? u + 1 : T);
         reference_sequence(x.ref_s + at, x.ref_p + at, backward ? x.ref_da + at : NULL,
-                           backward ? x.ref_db + at : NULL, h_ac + at, h_bc + at,
+                           backward ? x.ref_db + at : NULL, h_a + at, h_b + at,
                            kind == 2 ? NULL : a_r + b * T, kind == 2 ? NULL : b_r + b * T,
-                           x.h_ds + at, T, H, opt);
+                           h_ds + at, T, H, opt);
     }
-    free(h_ac), free(h_bc), free(a_r), free(b_r);
+    free(h_a), free(h_b), free(a_r), free(b_r), free(h_ds);
     if (backward)
-        pair_forward((floatX *)x.s.data, (floatX *)x.p.data, (float *)x.scale.data,
-                     (floatX *)x.ac.data, (floatX *)x.bc.data, (float *)x.astat.data,
-                     (float *)x.bstat.data, x.scratch, B, T, H, opt, 0);
+        pair_forward_general(&x.layer, 0);
     CUDA_CHECK(cudaDeviceSynchronize());
     return x;
 }
 
 static void pair_free(PairProblem *x)
 {
-    BenchBuffer *all[] = {&x->a, &x->b,  &x->ac, &x->bc,    &x->ds,    &x->s,
-                          &x->p, &x->da, &x->db, &x->astat, &x->bstat, &x->scale};
-    for (int i = 0; i < 12; i++)
-        bench_free(all[i]);
-    CUDA_CHECK(cudaFree(x->scratch));
-    free(x->h_a), free(x->h_b), free(x->h_ds), free(x->ref_s);
+    for (int i = 0; i < BUFFERS; i++)
+        bench_free(&x->buffers[i]);
+    CUDA_CHECK(cudaFree(x->layer.scratch));
+    free(x->ref_s);
 }
 
 // pair_exps: exponentials (pairs times channels) of one evaluation, in units of 1e9.
-static double pair_exps(const PairProblem *x)
+static double pair_exps(const PairLayer *x)
 {
     double T = (double)x->T, pairs = x->opt.causal ? T * (T + 1) / 2 : T * T;
     return 1e-9 * (double)x->B * pairs * (double)x->H;
@@ -223,7 +232,7 @@ static const char *const pair_norms[] = {"exact", "approx", "none"};
 
 // pair_name: "pairwise forward bf16 (B,T,H) exp exact causal", in a buffer that the next call
 // reuses.
-static const char *pair_name(const PairProblem *x, const char *what)
+static const char *pair_name(const PairLayer *x, const char *what)
 {
     static char name[160];
     snprintf(name, sizeof name, "pairwise %s %s (%zu,%zu,%zu) %s %s%s", what,
@@ -274,6 +283,114 @@ static void pair_ceiling(const BenchOptions *opt)
     if (opt->csv)
         bench_row(sizeof(floatX) == 2 ? "pairwise ceiling bf16" : "pairwise ceiling fp32", text);
     bench_free(&out);
+}
+
+// ---- the ladders ----
+
+// What a ladder has of its own. part: a step of its launchers that is timed by itself where
+// part_refuse allows it, NULL for none; it moves part_arrays arrays of (B,T,H), 0 = not only those.
+typedef struct PairLadder {
+    const char *name;
+    int backward;
+    const BenchKernel *kernels;
+    int num_kernels;
+    const size_t (*shapes)[3]; // B, T, H of the checks
+    size_t num_shapes;
+    int (*more_checks)(const struct PairLadder *, const BenchOptions *); // or NULL
+    void (*part)(const void *layer, cudaStream_t stream);
+    const char *(*part_refuse)(const void *layer); // or NULL
+    const char *part_name;
+    int part_arrays;
+} PairLadder;
+
+// pair_time_part: print, and with csv record, the time of the ladder's part.
+static void pair_time_part(const PairLadder *ladder, const PairLayer *x, const BenchOptions *bench)
+{
+    const double bytes = (double)(ladder->part_arrays * x->B * x->T * x->H * sizeof(floatX));
+    const float ms = bench_time(ladder->part, x, bench->reps).median;
+    char text[96];
+    int n = snprintf(text, sizeof text, "%.4f ms median", ms);
+    if (bytes > 0)
+        snprintf(text + n, sizeof text - n, ", %.1f GB/s", bytes * 1e-6 / ms);
+    printf("     %s alone: %s\n", ladder->part_name, text);
+    if (bench->csv)
+        bench_row(pair_name(x, ladder->part_name), text);
+}
+
+// pair_case: every kernel on one shape; returns the number of failures.
+static int pair_case(const PairLadder *ladder, size_t B, size_t T, size_t H, PairOptions opt,
+                     int kind, const BenchOptions *bench)
+{
+    const size_t n = B * T * H;
+    PairProblem x = pair_setup(B, T, H, opt, ladder->backward, kind);
+    const BenchOutput forward[] = {
+        {"scale", &x.buffers[BUF_SCALE], BENCH_F32, B * T, x.ref_scale, 1e-6},
+        {"p", &x.buffers[BUF_P], PAIR_TYPE, n, x.ref_p, BOUND_FORWARD},
+        {"s", &x.buffers[BUF_S], PAIR_TYPE, n, x.ref_s, BOUND_FORWARD}};
+    const BenchOutput backward[] = {
+        {"da", &x.buffers[BUF_DA], PAIR_TYPE, n, x.ref_da, BOUND_GRAD},
+        {"db", &x.buffers[BUF_DB], PAIR_TYPE, n, x.ref_db, BOUND_GRAD}};
+    char name[160];
+    snprintf(name, sizeof name, "%s", pair_name(&x.layer, ladder->name));
+    BenchCase c = {name, &x.layer, ladder->kernels, ladder->num_kernels};
+    c.outputs = ladder->backward ? backward : forward;
+    c.num_outputs = ladder->backward ? 2 : 3;
+    c.bytes = (ladder->backward ? 6.0 : 4.0) * (double)(n * sizeof(floatX));
+    c.work = pair_exps(&x.layer);
+    c.unit = "Gexp";
+    int failed = bench_case(&c, bench);
+    if (!bench->check_only && ladder->part &&
+        !(ladder->part_refuse && ladder->part_refuse(&x.layer)))
+        pair_time_part(ladder, &x.layer, bench);
+    pair_free(&x);
+    return failed;
+}
+
+// pair_checks: awkward shapes, every psi and norm, and the whole layer; returns the failures.
+static int pair_checks(const PairLadder *ladder, const BenchOptions *check)
+{
+    const PairOptions exact = {ACT_EXP, NORM_EXACT, 1, 0};
+    BenchOptions layer = *check;
+    int failed = 0;
+    for (size_t i = 0; i < ladder->num_shapes; i++) {
+        const size_t *s = ladder->shapes[i];
+        failed += pair_case(ladder, s[0], s[1], s[2], exact, 0, check);
+    }
+    for (int i = 0; i < 4 * 3 * 2; i++) {
+        PairOptions opt = {i % 4, i / 4 % 3, i / 12, 0};
+        failed += pair_case(ladder, 2, 45, 64, opt, 0, check) +
+                  pair_case(ladder, 2, 45, 33, opt, 0, check);
+    }
+    if (ladder->more_checks)
+        failed += ladder->more_checks(ladder, check);
+    layer.kernel = ladder->backward ? 0 : 8; // centring and its rounding included
+    for (int i = 0; i < 4; i++)
+        failed += pair_case(ladder, 4, 258, 192, (PairOptions){ACT_EXP, i % 3, i < 3, 0}, 2,
+                            &layer);
+    return failed;
+}
+
+// pair_ladder: main of a ladder: one shape if it is given, else the checks and the paper's shape.
+static int pair_ladder(int argc, char **argv, const PairLadder *ladder)
+{
+    const PairOptions exact = {ACT_EXP, NORM_EXACT, 1, 0};
+    char usage[64];
+    snprintf(usage, sizeof usage, "pairwise_%s: --C is H", ladder->name);
+    const BenchOptions bench = bench_options(argc, argv, usage);
+    BenchOptions check = bench;
+    check.check_only = 1;
+    if (bench.B && bench.T && bench.C)
+        return pair_case(ladder, bench.B, bench.T, bench.C, exact, 0, &bench) ? EXIT_FAIL : 0;
+    int failed = 0;
+    if (!bench.time_only) {
+        failed += pair_checks(ladder, &check);
+        printf("checks: %d failed\n", failed);
+    }
+    if (!bench.check_only) {
+        pair_ceiling(&bench);
+        failed += pair_case(ladder, 320, 258, 192, exact, 0, &bench);
+    }
+    return failed ? EXIT_FAIL : 0;
 }
 
 #endif

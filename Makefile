@@ -38,9 +38,9 @@ help:
 	@echo "seq.c: sequence-modeling architectures in plain C and CUDA. Read train_causalrn.c first."
 	@echo
 	@echo "  make run         main job: learn to copy 32 letters  gcc                10-40 s, 2 cores"
-	@echo "  make test        all CPU tests                       gcc                1-2 min, 2 cores"
+	@echo "  make test        all CPU tests                       gcc                2-3 min, 2 cores"
 	@echo "  make test-long   other seeds, longer runs            gcc                2-10 min"
-	@echo "  make test-ref    dumps and goldens against numpy     python3, numpy     1 min"
+	@echo "  make test-ref    dumps and goldens against numpy     python3, numpy     1-2 min"
 	@echo "  make cpu         the trainers: $(MODELS:%=./train_%)"
 	@echo "  make debug       the same, NaN-poisoned memory, ASan, UBSan"
 	@echo "  make check       house rules and drifted copies      python3            seconds"
@@ -77,12 +77,12 @@ $(OUT)/test_%_double: test_%.c train_%.c $(HEADERS) | $(OUT)
 $(OUT)/test_%: test_%.c $(HEADERS) $(wildcard train_*.c) dev/diff.c | $(OUT)
 	$(CC) $(ALL_CFLAGS) $(WARN) $< -o $@ -lm
 test: cpu $(TEST_BINARIES)
-	@bash dev/run_tests.sh $(TEST_BINARIES) ./test_cli.sh
+	@bash dev/run_tests.sh $(TEST_BINARIES) $(MODELS:%="env TRAIN=./train_% ./test_cli.sh")
 test-long: cpu $(TEST_BINARIES)
 	@bash dev/run_tests.sh $(DOUBLES:%="$(OUT)/test_% long")
 test-ref: cpu
-	python3 dev/ref/causalrn.py --self-test
-	@bash dev/ref/causalrn_dumps.sh
+	@for m in $(MODELS); do python3 dev/ref/$$m.py --self-test | tail -n 1 && \
+	bash dev/ref/dumps.sh $$m || exit 1; done
 
 debug: CFLAGS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -DPOISON
 debug: | $(OUT)

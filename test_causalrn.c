@@ -5,52 +5,28 @@
 // double. The double build judges the mathematics (central differences, plain sums to 1e-12); the
 // fp32 build judges the arithmetic (the bounds of util/check.h, exp_ps, convergence).
 //
-// Sections: [tools] variants, layers, models; [mix] [model] [training] the tests, in the order of
-// the trainer; [main]. What trainers have in common is tested by dev/test_layers.h, and the layer
-// is held against dev/ref/causalrn_plain.h. A name like A14 is a row of the list of cases that this
-// project keeps: failures that users of other programs have reported.
+// Sections: [tools] variants, layers; [mix] [model] [training] the tests, in the order of the
+// trainer; [main]. What trainers have in common is tested by dev/test_layers.h and test_model.h,
+// and the layer is held against dev/ref/causalrn_plain.h. A name like A14 is a row of the list of
+// cases that this project keeps: failures that users of other programs have reported.
 
 #include "dev/testing.h" // first: it asks for GNU extensions
-#include "data/tasks.h"
-
-// A second task beside copying, of any T (--string-size) and V: random tokens and targets, each
-// fourth target left out. The trainer's table of tasks is replaced by one that has it.
-static size_t any_vocabulary = 29;
-
-// any_shape: T = string_size, V = any_vocabulary; nothing is visible, so BiRN may have it.
-static TaskShape any_shape(const TaskOptions *options)
-{
-    TaskShape shape = {(size_t)options->string_size, any_vocabulary, 1, 0, "T", 0};
-    return shape;
-}
-
-// any_fill: inputs (T) and targets (T), uniform.
-static void any_fill(const TaskOptions *options, uint64_t seed, uint64_t stream, int *inputs,
-                     int *targets)
-{
-    uint32_t V = (uint32_t)any_vocabulary;
-    for (int t = 0; t < options->string_size; t++) {
-        inputs[t] = (int)rand_below(seed, stream, 2 * (uint64_t)t, V);
-        targets[t] = t % 4 == 1 ? IGNORE : (int)rand_below(seed, stream, 2 * (uint64_t)t + 1, V);
-    }
-}
-
-static const Task TEST_TASKS[] = {
-    {"copying", "", "^|$abcdefghijklmnopqrstuvwxyz", copying_shape, copying_fill, copying_score},
-    {"any", "", "", any_shape, any_fill, copying_score},
-};
-enum { COPYING, ANY };
-#define TASKS TEST_TASKS
+#include "dev/test_tasks.h"
 #define TESTING
 #include "train_causalrn.c"
 #include "dev/testing_model.h"
 #include "dev/test_layers.h"
 #include "dev/ref/causalrn_plain.h"
 
-// ------------------------------------------------------------------------------------------------
-// [tools] Variants, layers, models.
+enum { VARIANTS = 2 * 3 * 2 * 4 * 2, MAINS = 2 };
+#define MAIN_WORDS {"quadratic", "linear"}
+#define SMALL "--string-size 4 --channels 16 --hidden 24 --batch-size 4 --schedule constant "
+#define CAUSAL(c) (c).mix.causal
+#define HEAD(m) (m)->params.head_w
+#include "dev/test_model.h"
 
-enum { VARIANTS = 2 * 3 * 2 * 4 * 2 };
+// ------------------------------------------------------------------------------------------------
+// [tools] Variants, layers.
 
 // variant: combination i of VARIANTS in *mix; 0 if the model does not allow it.
 static int variant(int i, Mix *mix)
@@ -132,55 +108,33 @@ static double layer_loss(void *context)
 // config_make: a configuration for the task ANY.
 static Config config_make(Mix mix, int B, int T, int C, int H, int L)
 {
-    Config c = {mix, L, C, H, ANY, {.string_size = T}, {0}};
-    c.training = (Training){.batch_size = B, .steps = 100, .lr = 1e-3, .seed = 1};
-    c.training.beta1 = 0.9;
-    c.training.beta2 = 0.999;
-    c.training.adam_eps = 1e-8;
+    Config c = base_config(B, T);
+    c.mix = mix;
+    c.layers = L;
+    c.channels = C;
+    c.hidden = H;
     return c;
 }
 
-// model_make: an allocated model with training batch 0.
-static Model *model_make(Config c)
+// variant_config: see dev/test_model.h.
+static int variant_config(int i, int B, int T, Config *c)
 {
-    Model *m = alloc_zero(1, sizeof *m, "model");
-    model_plan(m, &c);
-    model_alloc(m);
-    task_batch(m->task, &c.task_options, 1, STREAM_TRAIN, 0, &m->batch);
-    return m;
+    Mix mix;
+    int ok = variant(i, &mix);
+    *c = config_make(mix, B, T, 8, 11, 2);
+    return ok;
 }
 
-// model_random: the same, with every parameter of order one, so that every gradient is.
-static Model *model_random(Config c)
+// main_config: the paper's model and the linear one.
+static Config main_config(int i, int B, int T, int C, int L)
 {
-    Model *m = model_make(c);
-    for (int k = 0; k < m->weights.params.n; k++)
-        normal_fill(arena_data(&m->weights.params, k), tensor_size(&m->weights.params.table[k]),
-                    0.5);
-    return m;
+    return config_make(i ? LINEAR_MIX : PAPER_MIX, B, T, C, C + 4, L);
 }
 
-// model_drop: free a model.
-static void model_drop(Model *m)
+// config_text: the name of a configuration.
+static const char *config_text(const Config *c)
 {
-    model_free(m);
-    free(m);
-}
-
-// model_run: forward, then gradients from zero.
-static void model_run(Model *m)
-{
-    model_forward(m);
-    model_zero_grad(m);
-    model_backward(m);
-}
-
-// model_loss: the loss of the model's batch.
-static double model_loss(void *context)
-{
-    Model *m = context;
-    model_forward(m);
-    return m->loss;
+    return mix_text(c->mix);
 }
 
 // against_plain: run the layer and compare every sequence of it with plain_mix; gradients in which
@@ -455,167 +409,26 @@ static void test_extremes(void)
 }
 
 // ------------------------------------------------------------------------------------------------
-// [model] The whole model: derivatives, goldens, decoding, independence.
+// [model] The whole model: goldens, linear against quadratic, sizes.
 
-// test_model_derivatives: every tensor of the parameter table, every variant; backward adds.
-static void test_model_derivatives(void)
+// golden_sizes: what the shapes of a golden say of the model.
+static void golden_sizes(const StFile *file, Config *c)
 {
-    Mix mix;
-    char what[160];
-    any_vocabulary = 5;
-    for (int i = 0; i < VARIANTS; i++, give_all_back()) {
-        if (!variant(i, &mix))
-            continue;
-        Model *m = model_random(config_make(mix, 2, 5, 8, 6, 2));
-        Arena *grads = &m->weights.grads;
-        double scale = 0;
-        model_run(m);
-        scale = gradient_norm(grads);
-        float *once = copy_of(grads->base, grads->bytes);
-        for (int k = 0; k < grads->n; k++) {
-            size_t n = tensor_size(&grads->table[k]);
-            snprintf(what, sizeof what, "%s: gradient of %s", mix_text(mix), grads->table[k].name);
-            central_difference(what, model_loss, m, arena_data(&m->weights.params, k),
-                               arena_data(grads, k), n, scale);
-        }
-        model_forward(m);
-        model_backward(m);
-        for (int k = 0; k < grads->n; k++) {
-            size_t n = tensor_size(&grads->table[k]);
-            float *x = arena_data(grads, k), *want = once + grads->start[k] / sizeof(float);
-            for (size_t j = 0; j < n; j++)
-                want[j] *= 2;
-            agree("model_backward adds", x, want, sizeof(float), n, GRAD, scale);
-        }
-        model_drop(m);
-    }
-    any_vocabulary = 29;
-}
-
-// golden_model: a model with the variant, sizes, parameters and batch of a golden.
-static Model *golden_model(StFile *file, const char *path)
-{
-    static const char *const names[] = {"model", "prenorm", "postnorm", "activation", "causal"};
-    static Options options;
-    Config c = config_make(PAPER_MIX, 0, 0, 0, 0, 0);
-    const Training training = c.training;
-    options.n = 0;
-    config_options(&options, &c);
-    for (int i = 0; i < options.n; i++)
-        for (size_t k = 0; k < 5; k++)
-            if (!strcmp(options.rows[i].name, names[k]))
-                option_set(&options.rows[i], st_meta(file, names[k]));
     const size_t *left = st_find(file, "params.left_w")->shape;
-    const StEntry *inputs = st_find(file, "inputs");
-    any_vocabulary = st_find(file, "params.wte")->shape[0];
-    c.training = training;
-    c.layers = (int)left[0];
-    c.hidden = (int)left[1];
-    c.channels = (int)left[2];
-    c.training.batch_size = (int)inputs->shape[0];
-    c.task_options.string_size = (int)inputs->shape[1];
-    Model *m = model_make(c);
-    st_read_int32(file, inputs, m->batch.inputs);
-    st_read_int32(file, st_find(file, "targets"), m->batch.targets);
-    arena_read(&m->weights.params, file, path, "params.");
-    return m;
+    c->layers = (int)left[0];
+    c->hidden = (int)left[1];
+    c->channels = (int)left[2];
 }
 
-// golden_arena: compare every tensor of an arena that the file has as prefix + name; returns how
-// many.
-static int golden_arena(const Arena *a, StFile *file, const char *prefix, double bound,
-                        double scale)
-{
-    int n = 0;
-    char name[LIST_NAME], what[600];
-    for (int k = 0; k < a->n; k++) {
-        size_t size = tensor_size(&a->table[k]);
-        snprintf(name, sizeof name, "%s%s", prefix, a->table[k].name);
-        const StEntry *entry = st_find(file, name);
-        if (!entry || !size)
-            continue;
-        double *want = take(st_count(entry) * sizeof *want);
-        st_read_real(file, entry, want, sizeof *want);
-        snprintf(what, sizeof what, "%.500s: %s", file->path, name);
-        if (CHECK(st_count(entry) == size, "%s: %zu elements, got %zu", what, st_count(entry),
-                  size))
-            agree(what, arena_data(a, k), want, sizeof *want, size, bound, scale);
-        n++;
-    }
-    return n;
-}
-
-// test_goldens: activations, loss and gradients of every file that dev/ref/causalrn.py wrote.
+// test_goldens: what dev/ref/causalrn.py wrote.
 static void test_goldens(void)
 {
-    const char *directory = "dev/ref/causalrn_goldens";
-    const double forward = IS_DOUBLE ? 1e-9 : BOUND_FORWARD_FP32;
-    char path[512];
-    int files = 0;
-    DIR *d = opendir(directory);
-    for (struct dirent *e; d && (e = readdir(d));) {
-        if (e->d_name[0] == '.')
-            continue;
-        snprintf(path, sizeof path, "%s/%.400s", directory, e->d_name);
-        StFile *file = st_open(path);
-        Model *m = golden_model(file, path);
-        double loss;
-        st_read_real(file, st_find(file, "loss"), &loss, sizeof loss);
-        model_run(m);
-        double scale = gradient_norm(&m->weights.grads);
-        int acts = golden_arena(&m->acts_arena, file, "acts.", forward, 0);
-        int grads = golden_arena(&m->weights.grads, file, "grads.",
-                                 IS_DOUBLE ? 1e-9 : BOUND_GRAD_FP32, scale);
-        CHECK(acts == 5 && grads == m->weights.grads.n, "%s: %d activations, %d gradients", path,
-              acts, grads);
-        CHECK(fabs(m->loss - loss) <= forward * loss, "%s: loss %.12g, got %.12g", path, loss,
-              m->loss);
-        model_drop(m);
-        st_close(file);
-        give_all_back();
-        files++;
-    }
-    if (d)
-        closedir(d);
-    CHECK(files == 9, "%s: expected 9 goldens, found %d (run from the repository's root)",
-          directory, files);
-    any_vocabulary = 29;
+    goldens_check("dev/ref/causalrn_goldens", 9, 5, golden_sizes);
 }
 
-// decode_all: logits (B,T,V) of the batch's inputs, decoded token by token.
-static float *decode_all(Model *m)
+// test_linear_model: B21: linear = quadratic with the same norm, the whole model.
+static void test_linear_model(void)
 {
-    float *logits = reals(m->B * m->T * m->V);
-    int *tokens = take(m->B * sizeof *tokens);
-    for (size_t t = 0; t < m->T; t++) {
-        for (size_t b = 0; b < m->B; b++)
-            tokens[b] = m->batch.inputs[b * m->T + t];
-        const float *row = model_decode(m, tokens, t, m->B);
-        for (size_t b = 0; b < m->B; b++)
-            memcpy(logits + (b * m->T + t) * m->V, row + b * m->V, m->V * sizeof *row);
-    }
-    return logits;
-}
-
-// test_decode: decoding = parallel for every causal variant, T=1 too, and at T=130 (B21); starting
-// anew forgets (B22); linear = quadratic with the same norm (B21).
-static void test_decode(void)
-{
-    const double bound = IS_DOUBLE ? 1e-11 : 1e-5;
-    static const size_t lengths[] = {1, 12, 130};
-    Mix mix;
-    for (int i = 0; i < VARIANTS; i++)
-        for (size_t k = 0; variant(i, &mix) && mix.causal && k < 3; k++, give_all_back()) {
-            if (lengths[k] == 130 && (mix.activation != EXP || !mix.postnorm))
-                continue;
-            Model *m = model_random(config_make(mix, 2, (int)lengths[k], 8, 11, 2));
-            size_t n = m->B * m->T * m->V;
-            model_forward(m);
-            float *once = decode_all(m), *twice = decode_all(m);
-            agree(mix_text(mix), once, m->acts.logits, sizeof(float), n, bound, 0);
-            CHECK(same_bits(once, twice, n), "B22: %s: decoding starts anew", mix_text(mix));
-            model_drop(m);
-        }
     for (int i = 0; i < 4; i++, give_all_back()) {
         Mix q = {QUADRATIC, i & 1 ? NONE : APPROX, EXP, 1, i >> 1}, l = q;
         l.model = LINEAR;
@@ -628,130 +441,6 @@ static void test_decode(void)
               2 * 130 * x->V, IS_DOUBLE ? 1e-9 : 1e-5, 0);
         model_drop(x);
         model_drop(y);
-    }
-}
-
-// decode_past: decode position T, one too many.
-static void decode_past(void *context)
-{
-    Model *m = context;
-    model_decode(m, m->batch.inputs, m->T, 1);
-}
-
-// decode_far: decode position 10 T.
-static void decode_far(void *context)
-{
-    Model *m = context;
-    model_decode(m, m->batch.inputs, 10 * m->T, 1);
-}
-
-// forward_of: a forward pass, for batches that must be refused.
-static void forward_of(void *context)
-{
-    model_forward(context);
-}
-
-// test_refused: B19: decoding past the positions; A16: targets and tokens out of range.
-static void test_refused(void)
-{
-    static const int targets[] = {29, 30, -2, INT32_MIN, INT32_MAX};
-    static const int tokens[] = {29, -1, INT32_MIN, INT32_MAX};
-    Model *m = model_random(config_make(LINEAR_MIX, 2, 6, 8, 11, 2));
-    expect_die(decode_past, m, EXIT_USAGE, "past the 6 learned");
-    expect_die(decode_far, m, EXIT_USAGE, "past the 6 learned");
-    for (size_t i = 0; i < 5; i++) {
-        int keep = m->batch.targets[11];
-        m->batch.targets[11] = targets[i];
-        expect_die(forward_of, m, EXIT_DATA,
-             "expected a target from 0 to 28");
-        m->batch.targets[11] = keep;
-    }
-    for (size_t i = 0; i < 4; i++) {
-        int keep = m->batch.inputs[0];
-        m->batch.inputs[0] = tokens[i];
-        expect_die(forward_of, m, EXIT_DATA, "expected a token from 0 to 28");
-        m->batch.inputs[0] = keep;
-    }
-    model_drop(m);
-}
-
-// test_independence: every variant: logits before a changed token keep their bits when causal;
-// other rows of the batch keep theirs; rows permute with the batch (B22).
-static void test_independence(void)
-{
-    enum { B = 3, T = 40, AT = 33 };
-    Mix mix;
-    for (int i = 0; i < VARIANTS; i++, give_all_back()) {
-        if (!variant(i, &mix))
-            continue;
-        Model *m = model_random(config_make(mix, B, T, 8, 11, 2));
-        size_t row = T * m->V;
-        float *x = m->acts.logits;
-        int *inputs = m->batch.inputs, first[T];
-        model_forward(m);
-        float *before = copy_of(x, B * row * sizeof *x);
-        inputs[T + AT] = (inputs[T + AT] + 1) % 29; // row 1
-        model_forward(m);
-        CHECK(same_bits(x, before, row) && same_bits(x + 2 * row, before + 2 * row, row),
-              "%s: rows are independent", mix_text(mix));
-        CHECK(!mix.causal || same_bits(x + row, before + row, AT * m->V), "%s: causal",
-              mix_text(mix));
-        CHECK(!same_bits(x + row + AT * m->V, before + row + AT * m->V, m->V),
-              "%s: the changed token changes its logits", mix_text(mix));
-        memcpy(before, x, B * row * sizeof *x);
-        memcpy(first, inputs, sizeof first);
-        memmove(inputs, inputs + T, (B - 1) * sizeof first);
-        memcpy(inputs + (B - 1) * T, first, sizeof first);
-        model_forward(m);
-        CHECK(same_bits(x, before + row, (B - 1) * row) &&
-                  same_bits(x + (B - 1) * row, before, row),
-              "B22: %s: rows permute", mix_text(mix));
-        model_drop(m);
-    }
-}
-
-// test_poison: A24: every variant: with NaN in every activation and scratch the gradients keep
-// their bits; B22: and after another batch.
-static void test_poison(void)
-{
-    Mix mix;
-    for (int i = 0; i < VARIANTS; i++, give_all_back()) {
-        if (!variant(i, &mix))
-            continue;
-        Model *m = model_random(config_make(mix, 2, 35, 8, 11, 2));
-        model_run(m);
-        float *clean = copy_of(m->weights.grads.base, m->weights.grads.bytes);
-        arena_fill(&m->acts_arena, CANARY);
-        arena_fill(&m->dacts_arena, CANARY);
-        model_run(m);
-        CHECK(!memcmp(clean, m->weights.grads.base, m->weights.grads.bytes),
-              "A24: %s: NaN left in buffers", mix_text(mix));
-        for (int step = 1; step >= 0; step--) {
-            task_batch(m->task, &m->config.task_options, 1, STREAM_TRAIN, step, &m->batch);
-            model_run(m);
-        }
-        CHECK(!memcmp(clean, m->weights.grads.base, m->weights.grads.bytes),
-              "B22: %s: another batch in between", mix_text(mix));
-        arena_check(&m->weights.grads);
-        arena_check(&m->acts_arena);
-        arena_check(&m->dacts_arena);
-        model_drop(m);
-    }
-}
-
-// test_ignored: A15: a batch without targets: loss 0, all gradients 0, an update moves nothing.
-static void test_ignored(void)
-{
-    for (int i = 0; i < 2; i++, give_all_back()) {
-        Model *m = model_random(config_make(i ? LINEAR_MIX : PAPER_MIX, 1, 8, 8, 11, 2));
-        for (size_t t = 0; t < m->T; t++)
-            m->batch.targets[t] = IGNORE;
-        char *before = trained_copy(&m->weights);
-        model_run(m);
-        adamw(&m->weights, &m->config.training, 1e-3, 1, 0);
-        CHECK(m->loss == 0 && gradient_norm(&m->weights.grads) == 0, "A15: loss %g", m->loss);
-        CHECK(trained_same(&m->weights, before), "A15: nothing moved");
-        model_drop(m);
     }
 }
 
@@ -778,245 +467,8 @@ static void test_sizes(void)
     }
 }
 
-// one_update: in a child: everything an update touches, decoding too; NULL: nothing.
-static void one_update(void *config)
-{
-    LogRow row;
-    Model *m = config ? model_make(*(Config *)config) : NULL;
-    if (!m)
-        return;
-    train_step(m, 0, &row);
-    if (m->decode_B)
-        greedy(m);
-}
-
-// test_memory: the peak resident size grows by what the plan says, to 5%.
-static void test_memory(void)
-{
-    for (int model = QUADRATIC; model <= LINEAR; model++) {
-        Config c = config_make(model == LINEAR ? LINEAR_MIX : PAPER_MIX, 24, 128, 96, 96, 6);
-        Model plan;
-        model_plan(&plan, &c);
-        double before = 1024.0 * (double)run_child(one_update, NULL).peak_kib;
-        double grown = 1024.0 * (double)run_child(one_update, &c).peak_kib - before;
-        double planned = (double)model_bytes(&plan);
-#ifdef POISON
-        grown = planned; // sanitizers take memory of their own
-#endif
-        CHECK(fabs(grown - planned) < 0.05 * planned, "planned %.0f bytes, took %.0f", planned,
-              grown);
-    }
-}
-
-// test_threads: 1, 2 and 3 threads: loss and gradients keep their bits.
-static void test_threads(void)
-{
-    for (int i = 0; i < 4; i++, give_all_back()) {
-        Mix mix = i & 1 ? LINEAR_MIX : PAPER_MIX;
-        float *one = NULL;
-        double loss = 0;
-        mix.causal = i < 2;
-        for (int threads = 1; threads <= 3; threads++) {
-            threads_set(threads);
-            draws = 0;
-            Model *m = model_random(config_make(mix, 8, 90, 96, 100, 2));
-            Arena *grads = &m->weights.grads;
-            model_run(m);
-            one = one ? one : copy_of(grads->base, grads->bytes);
-            loss = threads == 1 ? m->loss : loss;
-            CHECK(loss == m->loss && !memcmp(one, grads->base, grads->bytes),
-                  "E04: %s: %d threads, the bits of one", mix_text(mix), threads);
-            model_drop(m);
-        }
-        threads_set(1);
-    }
-}
-
 // ------------------------------------------------------------------------------------------------
-// [training] Learning rates, AdamW, stopping over NaN, whole runs.
-
-// test_train_step: an update is clipped gradients of its own batch into AdamW, at the rate of its
-// step; what is logged; B05: T=1 and B=1 train.
-static void test_train_step(void)
-{
-    static const double clips[] = {0, 1e-3, 1e3};
-    LogRow row;
-    for (size_t i = 0; i < 3; i++, give_all_back()) {
-        Config c = config_make(PAPER_MIX, 2, 5, 8, 11, 2);
-        c.training.grad_clip = clips[i];
-        c.training.warmup = 10;
-        Model *x = model_random(c), *y = model_make(c);
-        arena_copy_values(&y->weights.params, &x->weights.params);
-        train_step(x, 3, &row);
-        task_batch(y->task, &c.task_options, 1, STREAM_TRAIN, 3, &y->batch);
-        model_run(y);
-        double norm = gradient_norm(&y->weights.grads);
-        adamw(&y->weights, &c.training, 0.4 * c.training.lr, i == 1 ? 1e-3 / norm : 1, 3);
-        CHECK(arenas_equal(&x->weights.params, &y->weights.params), "a step, clip %g", clips[i]);
-        CHECK(row.step == 3 && row.loss == y->loss && row.grad_norm == norm &&
-                  fabs(row.lr - 4e-4) < 1e-15,
-              "what a step logs, clip %g", clips[i]);
-        double sum = 0; // the norm of the whole table
-        for (int k = 0; k < y->weights.grads.n; k++) {
-            const float *g = arena_data(&y->weights.grads, k);
-            sum += dot(g, g, tensor_size(&y->weights.grads.table[k]));
-        }
-        CHECK(fabs(norm - sqrt(sum)) <= 1e-12 * norm, "gradient norm %.17g, got %.17g", sqrt(sum),
-              norm);
-        model_drop(x);
-        model_drop(y);
-    }
-    for (int i = 0; i < VARIANTS; i++) {
-        Mix mix;
-        if (!variant(i, &mix))
-            continue;
-        Model *m = model_random(config_make(mix, 1, 1, 5, 3, 1));
-        for (long step = 0; step < 3; step++)
-            train_step(m, step, &row);
-        CHECK(is_finite_bits(row.loss) && row.grad_norm > 0, "B05: %s: T=1, B=1", mix_text(mix));
-        model_drop(m);
-        give_all_back();
-    }
-}
-
-// test_unseen: A21: embeddings of tokens that three batches do not hold keep their bits, with the
-// smallest eps too.
-static void test_unseen(void)
-{
-    for (int i = 0; i < 2; i++, give_all_back()) {
-        Config c = config_make(i ? LINEAR_MIX : PAPER_MIX, 1, 2, 8, 11, 2);
-        LogRow row;
-        int seen[29] = {0}, moved = 0;
-        c.task = COPYING;
-        c.training.adam_eps = 1e-15;
-        Model *m = model_random(c);
-        float *before = copy_of(m->params.wte, 29 * m->C * sizeof *before);
-        for (long step = 0; step < 3; step++) {
-            train_step(m, step, &row);
-            for (size_t t = 0; t < m->T; t++)
-                seen[m->batch.inputs[t]] = 1;
-        }
-        for (size_t v = 0; v < 29; v++) {
-            int same = same_bits(before + v * m->C, m->params.wte + v * m->C, m->C);
-            CHECK(same == !seen[v], "A21: token %zu, %sseen", v, seen[v] ? "" : "un");
-            moved += !same;
-        }
-        CHECK(moved >= 2 && moved < 9, "A21: %d tokens moved", moved);
-        model_drop(m);
-    }
-}
-
-enum { CHANGED = 78 }; // exit code of a child that changed a weight before it died
-static Model *watched;
-static const char *watched_copy;
-
-// exit_if_changed: at exit: if the step that stopped the run has changed a weight or moment, the
-// exit code says so.
-static void exit_if_changed(void)
-{
-    if (!trained_same(&watched->weights, watched_copy))
-        _exit(CHANGED);
-}
-
-// train_watched: a hundred steps, see exit_if_changed.
-static void train_watched(void *context)
-{
-    LogRow row;
-    watched = context;
-    atexit(exit_if_changed);
-    for (long step = 0; step < 100; step++) {
-        watched_copy = trained_copy(&watched->weights);
-        train_step(watched, step, &row);
-    }
-}
-
-// stop_if_bad: what train_step does with a gradient norm.
-static void stop_if_bad(void *context)
-{
-    Model *m = context;
-    training_stop_if_bad("gradient norm", gradient_norm(&m->weights.grads), 7, &m->weights,
-                         &m->acts_arena);
-}
-
-// test_stop: A27, F08: a loss, a gradient, a learning rate that is not finite or far too large ends
-// the run with exit code 1 and changes nothing; every tensor's first and last gradient counts.
-static void test_stop(void)
-{
-    const double huge = IS_DOUBLE ? 1e308 : 1e38;
-    for (int i = 0; i < VARIANTS; i++, give_all_back()) {
-        Mix mix;
-        if (!variant(i, &mix))
-            continue;
-        Config c = config_make(mix, 2, 5, 8, 11, 2);
-        Model *m = model_random(c);
-        float *wpe = m->params.wpe, keep = wpe[5];
-        wpe[5] = NAN;
-        expect_die(train_watched, m, EXIT_FAIL, "step 0");
-        wpe[5] = keep;
-        m->config.training.lr = huge;
-        expect_die(train_watched, m, EXIT_FAIL, "no weight was changed");
-        arena_fill(&m->weights.params, 0); // loss ln 29; gradients overflow
-        normal_fill(m->params.head_w, m->V * m->C, huge / 10);
-        m->config.training.lr = c.training.lr;
-        expect_die(train_watched, m, EXIT_FAIL,
-             "step 0: the gradient norm");
-        model_drop(m);
-    }
-    Model *m = model_random(config_make(PAPER_MIX, 2, 5, 8, 11, 2));
-    model_run(m);
-    CHECK(is_finite_bits(gradient_norm(&m->weights.grads)), "a finite gradient");
-    for (int k = 0; k < m->weights.grads.n; k++)
-        for (int i = 0; i < 4; i++) {
-            const Tensor *row = &m->weights.grads.table[k];
-            float *g = arena_data(&m->weights.grads, k);
-            float *at = g + (i & 1 ? tensor_size(row) - 1 : 0);
-            float keep = *at;
-            *at = i & 2 ? NAN : INFINITY;
-            expect_die(stop_if_bad, m, EXIT_FAIL, row->name);
-            *at = keep;
-        }
-    model_drop(m);
-}
-
-// run_options: fill the trainer's own configuration from a line of options.
-static void run_options(Options *options, const char *line)
-{
-    static char text[1024];
-    char *words[32] = {"train_causalrn"};
-    int n = 1;
-    snprintf(text, sizeof text, "%s", line);
-    for (char *w = strtok(text, " "); w && n < 32; w = strtok(NULL, " "))
-        words[n++] = w;
-    memset(&config, 0, sizeof config);
-    options->n = 0;
-    config_options(options, &config);
-    options_parse(options, PRESETS, n, words, "", preset_cost);
-    config_check(&config);
-}
-
-// run: train() with these options, its console output hidden; the model after it.
-static Model *run(const char *line)
-{
-    static Options options;
-    run_options(&options, line);
-    Model *m = model_make(config);
-    fflush(stdout);
-    int console = dup(STDOUT_FILENO), nowhere = open("/dev/null", O_WRONLY);
-    dup2(nowhere, STDOUT_FILENO);
-    train(m, &options);
-    fflush(stdout);
-    dup2(console, STDOUT_FILENO);
-    close(console);
-    close(nowhere);
-    return m;
-}
-
-// refused_options: parse a line that must be refused.
-static void refused_options(void *context)
-{
-    static Options options;
-    run_options(&options, context);
-}
+// [training] Options, convergence.
 
 // test_options: combinations without meaning are refused with their reason; every preset parses.
 static void test_options(void)
@@ -1031,48 +483,14 @@ static void test_options(void)
         {"--grad-clip -1", "--grad-clip"},
     };
     static Options options;
-    char line[64], cost[64];
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
         expect_die(refused_options, (void *)(uintptr_t)bad[i][0], EXIT_USAGE, bad[i][1]);
-    for (const Preset *p = PRESETS; p->name; p++) {
-        snprintf(line, sizeof line, "--preset %s", p->name);
-        run_options(&options, line);
-        preset_cost(cost, sizeof cost);
-        CHECK(strstr(cost, "FLOPs"), "--preset %s: %s", p->name, cost);
-    }
+    presets_check();
     run_options(&options, "--model linear");
     CHECK(config.mix.prenorm == APPROX && config.mix.causal && config.mix.postnorm,
           "linear: approx");
     run_options(&options, "");
     CHECK(config.mix.prenorm == EXACT && config.mix.activation == EXP, "quadratic: exact, exp");
-}
-
-#define SMALL "--string-size 4 --channels 16 --hidden 24 --batch-size 4 --schedule constant "
-
-// test_resume: two runs of 12 steps, and one of 7 resumed to 12, end in the same bits, moments too.
-static void test_resume(void)
-{
-    static const char *const models[] = {"quadratic", "linear"};
-    char line[4096], name[2] = "";
-    for (int model = 0; model < 2; model++) {
-        static const char *const ends[] = {"--steps 12", "--steps 7", "--steps 12 --resume",
-                                           "--steps 12"};
-        Model *m[4];
-        for (int i = 0; i < 4; i++) {
-            name[0] = (char)('0' + (i == 2 ? 1 : i));
-            snprintf(line, sizeof line, SMALL "--model %s --out %s %s", models[model], in_dir(name),
-                     ends[i]);
-            m[i] = run(line);
-        }
-        char *whole = trained_copy(&m[0]->weights);
-        CHECK(trained_same(&m[2]->weights, whole), "%s: resumed = unbroken", models[model]);
-        CHECK(trained_same(&m[3]->weights, whole), "%s: two runs are equal", models[model]);
-        CHECK(!trained_same(&m[1]->weights, whole), "%s: 7 steps are not 12", models[model]);
-        for (int i = 0; i < 4; i++)
-            model_drop(m[i]);
-        empty_dir("");
-        give_all_back();
-    }
 }
 
 // test_convergence: 8 letters are learnt within 300 steps; reading its own output the model is as
@@ -1099,36 +517,10 @@ static void test_convergence(void)
     model_drop(m);
 }
 
-// test_main_preset: slow: `make run` with five other seeds.
-static void test_main_preset(void)
-{
-    char line[4096];
-    for (int seed = 2; seed <= 6 && !IS_DOUBLE; seed++) {
-        snprintf(line, sizeof line, "--preset %s --seed %d --out %s", PRESETS[0].name, seed,
-                 in_dir("main"));
-        threads_set(2);
-        double start = seconds_now();
-        Model *m = run(line);
-        LogRow row = evaluate(m, 0);
-        double own = greedy(m);
-        printf("preset %s, seed %d: accuracy %.4f, greedy %.4f, %.1f s\n", PRESETS[0].name, seed,
-               row.acc, own, seconds_now() - start);
-        CHECK(row.acc >= 0.99 && own >= 0.99, "preset %s, seed %d: %.4f, %.4f", PRESETS[0].name,
-              seed, row.acc, own);
-        empty_dir("");
-        model_drop(m);
-        threads_set(1);
-    }
-}
-
 // ------------------------------------------------------------------------------------------------
 // [main] The list of tests.
 
-static const struct {
-    const char *name;
-    void (*run)(void);
-    int slow;
-} TESTS[] = {
+static const TestRow TESTS[] = {
     {"comparison", test_comparison, 0},
     {"matmul", test_matmul, 0},
     {"normalize", test_normalize, 0},
@@ -1145,6 +537,7 @@ static const struct {
     {"extremes", test_extremes, 0},
     {"model derivatives", test_model_derivatives, 0},
     {"goldens", test_goldens, 0},
+    {"linear model", test_linear_model, 0},
     {"decode", test_decode, 0},
     {"refused", test_refused, 0},
     {"independence", test_independence, 0},
@@ -1157,6 +550,7 @@ static const struct {
     {"gradient norm", test_gradient_norm, 0},
     {"zero gradients", test_zero_gradients, 0},
     {"train step", test_train_step, 0},
+    {"accumulate", test_accumulate, 0},
     {"unseen tokens", test_unseen, 0},
     {"stop", test_stop, 0},
     {"options", test_options, 0},
@@ -1168,22 +562,5 @@ static const struct {
 // main: run every test, `long` the slow ones too, or the one that is named.
 int main(int argc, char **argv)
 {
-    const char *word = argc > 1 ? argv[1] : "";
-    int known = !*word || !strcmp(word, "long");
-    make_dir();
-    threads_set(1); // most tests are smaller than what starting a thread costs
-    for (size_t i = 0; i < sizeof TESTS / sizeof *TESTS; i++) {
-        int named = !strcmp(word, TESTS[i].name), failed = *test_count(1), passed = *test_count(0);
-        double start = seconds_now();
-        known |= named;
-        if (!named && ((*word && strcmp(word, "long")) || (TESTS[i].slow && !*word)))
-            continue;
-        TESTS[i].run();
-        give_all_back();
-        printf("%-20s %6d passed, %d failed, %.2f s\n", TESTS[i].name, *test_count(0) - passed,
-               *test_count(1) - failed, seconds_now() - start);
-    }
-    if (!known)
-        die(EXIT_USAGE, "expected long, the name of a test or nothing, got \"%s\"", word);
-    return test_report();
+    return tests_run(TESTS, sizeof TESTS / sizeof *TESTS, argc, argv);
 }

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# test_cli.sh: the trainer as its users meet it: options, files, signals, full disks, kills.
+# test_cli.sh: a trainer as its users meet it: options, files, signals, full disks, kills.
 #
 #     ./test_cli.sh                                            # ./train_causalrn, build/diff
-#     TRAIN=build/other DIFF=build/diff ./test_cli.sh
+#     TRAIN=./train_gpt2 DIFF=build/diff ./test_cli.sh         # what depends on the model
+#     TRAIN=build/other ARCH=causalrn ./test_cli.sh            # another build of it
 #
 # Prints a line for every check that fails (what, expected, got) or is skipped, and at the end
 # `N passed, N failed`; exit code 1 if any failed. Works in a temporary directory, removed at the
@@ -16,16 +17,32 @@ compare=$(absolute "${DIFF:-build/diff}")
 for binary in "$train" "$compare"; do
     [ -x "$binary" ] || { echo "error: $binary: expected a program; build it first"; exit 3; }
 done
+arch=${ARCH:-$(basename "$train")} && arch=${arch#train_}
+here=$PWD
 tmp=$(mktemp -d) && mkdir "$tmp/work" && cd "$tmp/work" || exit 3
 trap 'kill -9 $(jobs -p) 2>/dev/null; rm -rf "$tmp"' EXIT
 limit=$(command -v timeout >/dev/null && echo "timeout -k 5 60")
 RANDOM=1 # the kills come at the same times in every run
 passed=0 failed=0
 
+# What depends on the model: its default --model, another one, its size beside --channels, presets.
+case $arch in
+causalrn)
+    model=quadratic other=linear size=hidden wrong="--hidden 9"
+    presets="main copy-s16 copy-s32 copy-s64 copy-s128 copy-s256 state-expansion"
+    ;;
+gpt2)
+    model=transformer other=linear-transformer size=heads wrong="--channels 16"
+    presets="main copy-s16 copy-s32 copy-s64 copy-s128 copy-s256"
+    presets="$presets shakespeare gpt2 gpt2-medium gpt2-large gpt2-xl"
+    ;;
+*) echo "error: $arch: expected causalrn or gpt2; give ARCH"; exit 2 ;;
+esac
+
 # A model that takes no time, and one whose checkpoint is large enough to be cut.
-shape="--layers 1 --channels 8 --hidden 8 --batch-size 2 --string-size 2"
+shape="--layers 1 --channels 8 --$size 8 --batch-size 2 --string-size 2"
 small="--schedule constant $shape --warmup 3"
-wide="--layers 1 --channels 24 --hidden 24 --batch-size 4 --string-size 4 --warmup 3"
+wide="--layers 1 --channels 24 --$size 24 --batch-size 4 --string-size 4 --warmup 3"
 medium="--schedule constant $wide"
 
 # but OPTION VALUE ...: $small with these instead of its own; an option may not be given twice.
@@ -146,11 +163,11 @@ test_help() {
     is "--help" 0 $code
     is "--help, standard error" "" "$(cat "$tmp/err")"
     cp "$tmp/out" "$tmp/help"
-    for preset in main copy-s16 copy-s32 copy-s64 copy-s128 copy-s256 state-expansion; do
+    for preset in $presets; do
         has "--help" "^  $preset +[^ ]" "$tmp/help"
     done
     for preset in $(sed -n '/^Presets/,$p' "$tmp/help" | grep -oE '^  [a-z0-9-]+'); do
-        works --preset "$preset" $small --steps 0
+        works --preset "$preset" --task copying $small --steps 0
     done
 }
 
@@ -166,11 +183,15 @@ alone() {
 
 # Every option, alone (D06); `tried` must name every one that --help shows.
 test_every_option() {
-    local tried="help resume" alone_count=0 option
+    local tried="help resume init-from" alone_count=0 option own
+    case $arch in # --init-from: test_published and test_gpt2.c
+    causalrn) own=("model linear" "prenorm approx" "prenorm none" "postnorm no" "activation relu"
+        "activation elu" "activation gelu" "channels 7" "hidden 5") ;;
+    gpt2) own=("model gpt2" "model linear-transformer" "channels 6" "heads 4") ;;
+    esac
     works --batch-size 1 --string-size 2 --schedule constant --steps 1 --out every
-    for option in "task copying" "string-size 5" "model linear" "causal yes" "prenorm approx" \
-        "prenorm none" "postnorm no" "activation relu" "activation elu" "activation gelu" \
-        "layers 3" "channels 7" "hidden 5" "batch-size 3" "steps 2" "lr 1e-4" "warmup 0" \
+    for option in "${own[@]}" "task copying" "string-size 5" "causal yes" \
+        "layers 3" "batch-size 3" "accumulate 2" "steps 2" "lr 1e-4" "warmup 0" \
         "schedule cosine" "lr-min 1e-5" "grad-clip 0" "weight-decay 0.1" "beta1 0" "beta2 0.99" \
         "adam-eps 1e-6" "stop-at 0.5" "seed 0" "threads 2" "eval-every 1" "save-every 1" \
         "print-every 1" "out elsewhere" "force" "load every/checkpoint.safetensors" "dump d" \
@@ -187,16 +208,20 @@ test_every_option() {
         esac
     done
     works $small --steps 1
-    is "the default directory" "runs/copying-quadratic-001" "$(ls -d runs/*)"
+    is "the default directory" "runs/copying-$model-001" "$(ls -d runs/*)"
 }
 
 # What makes no sense is refused with its reason; what is mistyped, with the option and the value.
 test_refused_options() {
-    refused 2 "--activation.*exp" $small --model linear --activation relu
-    refused 2 "--prenorm.*factor" $small --model linear --prenorm exact
+    if [ $arch = causalrn ]; then
+        refused 2 "--activation.*exp" $small --model linear --activation relu
+        refused 2 "--prenorm.*factor" $small --model linear --prenorm exact
+        refused 2 "--hidden 1201.*1200" $(but --hidden 1201 --prenorm approx)
+        works $(but --hidden 1200 --prenorm approx --steps 0)
+    fi
     refused 2 "--causal no.*targets" $small --causal no
-    refused 2 "--hidden 1201.*1200" $(but --hidden 1201 --prenorm approx)
-    works $(but --hidden 1200 --prenorm approx --steps 0)
+    refused 2 "--dump and --accumulate 2" $small --steps 0 --accumulate 2 --dump d
+    refused 2 "--accumulate.*got 0" --accumulate 0
     refused 2 "--resume.*--force" $small --out x --resume --force
     refused 2 "--resume.*--load" $small --out x --resume --load y
     refused 2 "--resume.*--out" $small --resume
@@ -230,7 +255,7 @@ said() { sed -n '/^sample of/,/^RESULT/p' "$tmp/out" | sed '1d;$d'; }
 # A text is learned, evaluated on what is held out, and gone on with; the same bits when the run is
 # resumed in the middle of an epoch (F01), of several that a short text takes (F10).
 test_text() {
-    local text="--task text --vocab ascii --context 6 --layers 1 --channels 8 --hidden 8"
+    local text="--task text --vocab ascii --context 6 --layers 1 --channels 8 --$size 8"
     local seed samples
     text="$text --batch-size 4 --schedule constant --warmup 3"
     for _ in $(seq 12); do echo "the quick brown fox jumps over the lazy dog"; done >fox
@@ -270,7 +295,7 @@ test_text() {
     is "--top-k 1" "$samples" "$(said)"
     works $small --steps 1 --sample 3 --prompt '^ab|' --out sampled
     has "a sample of copying" "^\^ab\|[a-z^|$]{3}$" "$tmp/out"
-    works $text --model linear --text fox --steps 2 --dump td --out linear
+    works $text --model $other --text fox --steps 2 --dump td --out linear
 }
 
 # Texts, tokenizers and samples that cannot be.
@@ -329,26 +354,36 @@ test_steps_0() {
 
 # --steps 0 --dump F: exactly the tensors that tools rely on, and the same bits every time.
 test_dump() {
-    local shape="--layers 2 --channels 6 --hidden 5 --batch-size 3 --string-size 4 --steps 0"
-    local p expected name
+    local shape="--layers 2 --channels 6 --batch-size 3 --string-size 4 --steps 0"
+    local p expected name acts
+    [ $arch = causalrn ] && shape="--hidden 5 $shape" || shape="--heads 3 $shape"
     works $shape --dump d1
     works $shape --dump d2
     works $shape --dump d3 --seed 2
     works $shape --dump d4 --threads 2
-    works $shape --dump d5 --model linear
+    works $shape --dump d5 --model $other
     same "two dumps" d1 d2
     same "dumps of one and two threads" d1 d4
     expected=$(for p in params grads; do
-        echo "$p.wte F32 29,6,$p.wpe F32 10,6,$p.right_w F32 2,5,6,$p.right_b F32 2,5"
-        echo "$p.left_w F32 2,5,6,$p.out_w F32 2,6,5,$p.out_b F32 2,6,$p.head_w F32 29,6"
+        if [ $arch = causalrn ]; then
+            echo "$p.wte F32 29,6,$p.wpe F32 10,6,$p.right_w F32 2,5,6,$p.right_b F32 2,5"
+            echo "$p.left_w F32 2,5,6,$p.out_w F32 2,6,5,$p.out_b F32 2,6,$p.head_w F32 29,6"
+        else
+            echo "$p.wte F32 29,6,$p.wpe F32 10,6,$p.qkv_w F32 2,18,6,$p.proj_w F32 2,6,6"
+            echo "$p.fc_w F32 2,24,6,$p.fc_b F32 2,24,$p.out_w F32 2,6,24,$p.out_b F32 2,6"
+            echo "$p.head_w F32 29,6"
+        fi
     done | sed -E "s/,(params|grads)/\n\1/g"; echo "inputs I32 3,10
 targets I32 3,10
 loss F32 1")
     is "tensors of a dump" "$(echo "$expected" | sort)" "$(tensors d1 | grep -v '^acts')"
-    for name in "x F32 3,3,10,6" "a F32 2,3,10,5" "b F32 2,3,10,5" "o F32 2,3,10,5" \
-        "logits F32 3,10,29"; do
+    case $arch in
+    causalrn) acts=("x F32 3,3,10,6" "a F32 2,3,10,5" "b F32 2,3,10,5" "o F32 2,3,10,5") ;;
+    gpt2) acts=("x F32 3,3,10,6" "qkv F32 2,3,10,18" "o F32 2,3,10,6" "mid F32 2,3,10,6") ;;
+    esac
+    for name in "${acts[@]}" "logits F32 3,10,29"; do
         is "tensors of a dump" "acts.$name" "$(tensors d1 | grep "^acts.${name%% *} ")"
-        is "tensors of a linear dump" "acts.$name" "$(tensors d5 | grep "^acts.${name%% *} ")"
+        is "tensors of a $other dump" "acts.$name" "$(tensors d5 | grep "^acts.${name%% *} ")"
     done
     "$compare" d1 d2 >"$tmp/out" 2>&1
     is "diff of equal dumps" 0 $?
@@ -373,7 +408,7 @@ test_resume() {
     same_run "resumed at 10" r20 r10
     works $medium --steps 20 --out r20 --resume
     same_run "resumed when done" r20 r10
-    local easy="--layers 1 --channels 32 --hidden 32 --batch-size 16 --string-size 1 --steps 300"
+    local easy="--layers 1 --channels 32 --$size 32 --batch-size 16 --string-size 1 --steps 300"
     works $easy --stop-at 0.3 --out stop
     cp -r stop stopped
     works $easy --stop-at 0.3 --out stopped --resume
@@ -385,8 +420,14 @@ test_resume() {
     done
     same_run "1 and 2 threads" t1 t2
     same_run "1 and 3 threads" t1 t3
-    works $wide --steps 12 --model linear --schedule cosine --lr-min 1e-5 --eval-every 4 --out l12
-    works $wide --steps 12 --model linear --schedule cosine --lr-min 1e-5 --eval-every 4 \
+    works $medium --steps 12 --accumulate 3 --out a12
+    is "--accumulate: steps are updates" "$(seq -s ' ' 0 11) 12" \
+        "$(grep -v '^#' a12/log.csv | tail -n +2 | cut -d, -f1 | xargs)"
+    works $medium --steps 7 --accumulate 3 --out a7
+    works $medium --steps 12 --accumulate 3 --out a7 --resume
+    same_run "--accumulate, resumed at 7" a12 a7
+    works $wide --steps 12 --model $other --schedule cosine --lr-min 1e-5 --eval-every 4 --out l12
+    works $wide --steps 12 --model $other --schedule cosine --lr-min 1e-5 --eval-every 4 \
         --save-every 4 --out l4
     same_run "--save-every changes nothing" l12 l4
 }
@@ -530,8 +571,8 @@ test_bad_files() {
     refused 3 "/dev/null" $small --load /dev/null --out new
     works $small --steps 0 --load ckpt/checkpoint.safetensors
     works $(but --batch-size 3 --lr 0.5 --seed 9) --steps 0 --load ckpt/checkpoint.safetensors
-    refused 3 "--hidden 8" $(but --hidden 9) --load ckpt/checkpoint.safetensors
-    refused 3 "--model quadratic" $small --model linear --load ckpt/checkpoint.safetensors
+    refused 3 "${wrong% *} 8" $(but $wrong) --load ckpt/checkpoint.safetensors
+    refused 3 "--model $model" $small --model $other --load ckpt/checkpoint.safetensors
     refused 3 "params.wpe.*\(8,8\).*\(6,8\)|--string-size" \
         $(but --string-size 3) --load ckpt/checkpoint.safetensors
     works $small --steps 1 --load ckpt/checkpoint.safetensors --out loaded
@@ -612,7 +653,7 @@ test_memory() {
         ulimit -v 4000000
         refused 4 "cannot allocate [0-9.]+ GiB" --batch-size 1000000 --layers 1000
         refused 4 "does not fit in memory|cannot allocate" --batch-size 1000000 --layers 1024 \
-            --channels 65536 --hidden 65536 --string-size 1000000
+            --channels 65536 --$size 65536 --string-size 1000000
         exit $((failed > 0))
     )
     is "models that do not fit" 0 $?
@@ -632,7 +673,9 @@ test_log() {
 
 # A NaN at the evaluation ends the run before it is saved.
 test_nan_evaluation() {
-    run ${small/--warmup 3/--warmup 0} --prenorm none --lr 100 --steps 1 --out nan-eval
+    local how="--lr 1e30"
+    [ $arch = causalrn ] && how="--prenorm none --lr 100"
+    run ${small/--warmup 3/--warmup 0} $how --steps 1 --out nan-eval
     clean "a NaN at the evaluation" 1 "step 1: the loss on fresh"
     is "files after a NaN at the evaluation" "log.csv" "$(ls nan-eval)"
 }
@@ -662,6 +705,21 @@ test_hostile() {
     is "exit code of -h" 0 $code
 }
 
+# Weights that others published: what the command line makes of them; test_gpt2.c reads some.
+test_published() {
+    works $small --steps 0 --dump dump
+    refused 2 "--init-from: expected --model gpt2" $small --init-from dump
+    refused 2 "--init-from and --load" $small --model gpt2 --init-from dump --load dump
+    refused 3 "dump: has no tensor wte.weight" $small --model gpt2 --init-from dump
+    refused 3 "absent.*No such file" $small --model gpt2 --init-from absent
+    refused 3 "wte.weight: expected shape \(29,8\), got \(11,12\)" $small --model gpt2 \
+        --init-from "$here/dev/ref/gpt2_transformers/model.safetensors"
+    refused 2 "--channels 50.*--heads 3" $(but --channels 50 --heads 3)
+    refused 2 "--heads.*got 0" $(but --heads 0)
+    refused 2 "--channels 8.*--heads 9" $(but --heads 9)
+}
+
+# What no model changes is tested with the first.
 test_help
 test_every_option
 test_refused_options
@@ -670,18 +728,22 @@ test_refused_texts
 test_steps_0
 test_dump
 test_resume
-test_resume_killed
-test_interrupt
-test_kills
-test_directories
 test_bad_files
-test_failed_save
-test_sync
-test_nan
 test_nan_evaluation
-test_hostile
 test_seeds
 test_memory
-test_log
+if [ $arch = gpt2 ]; then
+    test_published
+else
+    test_resume_killed
+    test_interrupt
+    test_kills
+    test_directories
+    test_failed_save
+    test_sync
+    test_nan
+    test_hostile
+    test_log
+fi
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

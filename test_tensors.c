@@ -135,11 +135,12 @@ static void test_tensors_init(void)
     Pointers p, q;
     Arena a = small_arena(&p, 4), b = small_arena(&q, 8);
     const Tensor alone[] = {{"x", {1}, INIT_ZERO, DECAY, 1, 0},
-                            {"big", {300, 200}, INIT_NORMAL(0.02), DECAY, 1, 8}};
+                            {"big", {300, 200}, INIT_NORMAL(0.02), DECAY, 1, 8},
+                            {"ones", {9}, INIT_ONE, NO_DECAY, 1, 16}};
     Arena big;
     double sum = 0, squares = 0;
     size_t different = 0;
-    arena_plan(&big, "parameters", alone, 2, 4);
+    arena_plan(&big, "parameters", alone, 3, 4);
     arena_alloc(&big, NULL);
     arena_init(&a, 5);
     arena_init(&b, 5);
@@ -159,6 +160,8 @@ static void test_tensors_init(void)
           sqrt(squares));
     for (int i = 0; i < 16; i++)
         CHECK(((float *)p.bias)[i] == 0, "bias %d", i);
+    for (int i = 0; i < 9; i++)
+        CHECK(((float *)arena_data(&big, 2))[i] == 1, "one %d", i);
     CHECK(((float *)p.wte)[0] == (float)rand_normal(5, STREAM_INIT, 0), "the first number");
     arena_init(&a, 6);
     CHECK(((float *)p.wte)[0] != (float)((double *)q.wte)[0], "another seed, other numbers");
@@ -560,6 +563,48 @@ static void test_training_stop(void)
     trainer_free(r);
 }
 
+// test_training_update: F06: batches of n[k] targets whose gradients are k + 1 everywhere and whose
+// loss is 10 k: the sums are weighted by the targets, batches without any count for nothing; equal
+// ones and a single one are not multiplied.
+static void test_training_update(void)
+{
+    static const double n[][4] = {{3, 3, 3, 3}, {1, 2, 3, 4}, {0, 5, 0, 2}, {4}, {0}};
+    for (int i = 0; i < 10; i++) {
+        const size_t size = i & 1 ? 8 : 4;
+        const double *targets = n[i / 2];
+        Pointers p;
+        Arena a = small_arena(&p, size);
+        Update u = {0};
+        double sum = 0, loss = 0, grad = 0;
+        arena_fill(&a, 0);
+        for (int k = 0; k < 4; k++) {
+            update_add(&u, &a, 10 * k, 0.25 * k, targets[k]);
+            for (int j = 0; j < a.n; j++)
+                for (size_t e = 0; e < tensor_size(&a.table[j]) && targets[k] > 0; e++) {
+                    void *x = arena_data(&a, j);
+                    real_set(x, e, size, real_at(x, e, size) + k + 1);
+                }
+            sum += targets[k];
+            loss += 10 * k * targets[k];
+            grad += (k + 1) * targets[k];
+        }
+        update_end(&u, &a);
+        loss = sum > 0 ? loss / sum : 0;
+        grad = sum > 0 ? grad / sum : 0;
+        CHECK(u.n == 4 && fabs(u.acc - 0.375) < 1e-15 && fabs(u.loss - loss) < 1e-14,
+              "F06: loss %g, accuracy %g, expected %g, 0.375", u.loss, u.acc, loss);
+        size_t right = 0;
+        for (size_t e = 0; e < 30; e++)
+            right += fabs(real_at(p.w, e, size) - grad) <= 1e-6 * grad;
+        CHECK(right == 30, "F06: gradient %g, expected %g", real_at(p.w, 0, size), grad);
+        CHECK(run_child(check_arena, &a).code == 0, "the canaries stay");
+        u = (Update){0};
+        update_add(&u, &a, 0.1 + i, 0.3, targets[0]);
+        CHECK(u.acc == 0.3 && (u.loss == 0.1 + i || targets[0] == 0), "one batch keeps its bits");
+        arena_free(&a);
+    }
+}
+
 int main(void)
 {
     threads_set(1); // children run OpenMP code, which they must not once the parent has threads
@@ -569,6 +614,7 @@ int main(void)
     test_tensors_init();
     test_tensors_sizes();
     test_training_rate();
+    test_training_update();
     test_training_round_trip();
     test_training_metadata();
     test_training_tensors();

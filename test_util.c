@@ -460,6 +460,7 @@ static void test_options_trainer(void)
     expect_die(parse_trainer, (void *)"--out x --resume --force", EXIT_USAGE, "--force");
     expect_die(parse_trainer, (void *)"--out x --resume --load y", EXIT_USAGE, "--load");
     expect_die(parse_trainer, (void *)"--resume", EXIT_USAGE, "--out");
+    expect_die(parse_trainer, (void *)"--accumulate 2 --dump d", EXIT_USAGE, "--accumulate 2");
     expect_die(parse_trainer, (void *)"--lr 1e-3 --lr-min 2e-3", EXIT_USAGE, "--lr-min");
 }
 

@@ -307,8 +307,7 @@ static void logcumsumexp_forward(float *max, float *sum, double *carry, const fl
 
 // logcumsumexp_backward: dx (T,H) = from dl (T,H), the gradient of l: every exponent is <= 0:
 //   R_t = dl_t + exp(l_t - l_{t+1}) R_{t+1},  dx_t = exp(x_t - l_t) R_t, 0 where x is -inf.
-// With causal = 0 every position saw the whole sequence's l_T, and R (H), scratch, is the sum of
-// all dl.
+// With causal = 0 every position saw the sequence's l_T; R (H), scratch, is the sum of all dl.
 static void logcumsumexp_backward(float *dx, double *R, const float *dl, const float *max,
                                   const float *sum, const float *x, size_t T, size_t H, int causal)
 {
@@ -554,8 +553,7 @@ static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const f
     }
 }
 
-// matmul_forward: out (N,OC) = or, with accumulate, += inp (N,C) weight (OC,C)^T + bias (OC), NULL
-// for none.
+// matmul_forward: out (N,OC) = or, if accumulate += inp (N,C) weight (OC,C)^T + bias (OC), if any.
 static void matmul_forward(float *out, const float *inp, const float *weight, const float *bias,
                            size_t N, size_t C, size_t OC, int accumulate)
 {
@@ -602,8 +600,7 @@ static void row_moments(const float *x, size_t n, float *mean, float *var)
     *var = squares / (double)n;
 }
 
-// normalize_row: out (n) = (x - mean) / sqrt(var + 1e-8); biased variance, nothing learned. out may
-// alias x.
+// normalize_row: out (n) = (x - mean) / sqrt(var + 1e-8), biased variance. out may alias x.
 static void normalize_row(float *out, const float *x, size_t n)
 {
     const float eps = 1e-8;
@@ -738,8 +735,7 @@ static void adamw(Weights *w, const Training *t, double lr, double grad_scale, l
 {
     const float beta1 = t->beta1, beta2 = t->beta2, rest1 = 1 - t->beta1, rest2 = 1 - t->beta2;
     const float over_c1 = 1 / (1 - pow(t->beta1, (double)step + 1)), eps = t->adam_eps;
-    const float over_c2 = 1 / (1 - pow(t->beta2, (double)step + 1)), scale = grad_scale;
-    const float tiny = 1e-37;
+    const float over_c2 = 1 / (1 - pow(t->beta2, (double)step + 1)), s = grad_scale, tiny = 1e-37;
     for (int k = 0; k < w->params.n; k++) {
         const Tensor *row = &w->params.table[k];
         const float rate = lr * row->lr_scale, decay = row->decay ? t->weight_decay : 0;
@@ -748,7 +744,7 @@ static void adamw(Weights *w, const Training *t, double lr, double grad_scale, l
         size_t n = tensor_size(row);
 #pragma omp parallel for simd if (n > 65536)
         for (size_t i = 0; i < n; i++) {
-            float g_i = scale * g[i];
+            float g_i = s * g[i];
             float m_i = beta1 * m[i] + rest1 * g_i, v_i = beta2 * v[i] + rest2 * g_i * g_i;
             m[i] = m_i = fabs(m_i) < tiny ? 0 : m_i;
             v[i] = v_i = v_i < tiny ? 0 : v_i;
@@ -856,33 +852,6 @@ static void model_plan(Model *m, const Config *config)
     arena_plan(&m->state_arena, "decoding state", ROWS(state));
 }
 
-// model_bytes: what model_alloc will allocate, but for the batch's tokens.
-static size_t model_bytes(const Model *m)
-{
-    return 4 * m->weights.params.bytes + m->acts_arena.bytes + m->dacts_arena.bytes +
-           m->state_arena.bytes;
-}
-
-// model_alloc: allocate a planned model and draw its initial weights from the seed.
-static void model_alloc(Model *m)
-{
-    arena_alloc(&m->acts_arena, &m->acts);
-    arena_alloc(&m->dacts_arena, &m->dacts);
-    arena_alloc(&m->state_arena, &m->state);
-    batch_alloc(&m->batch, m->B, m->T);
-    weights_alloc(&m->weights, &m->params, &m->grads, m->config.training.seed);
-}
-
-// model_free: give everything back.
-static void model_free(Model *m)
-{
-    weights_free(&m->weights);
-    arena_free(&m->acts_arena);
-    arena_free(&m->dacts_arena);
-    arena_free(&m->state_arena);
-    batch_free(&m->batch);
-}
-
 // model_flops: floating-point operations of one training step, exponentials included: 6 per weight
 // and token; per channel and pair 17, and 8 in the products for exact; or 40 per channel and token.
 static double model_flops(const Model *m)
@@ -925,12 +894,6 @@ static void model_forward(Model *m)
     matmul_forward(acts.logits, acts.y, p.head_w, NULL, N, C, m->V, 0);
     m->loss = crossentropy(acts.losses, m->batch.predictions, m->dacts.dlogits, acts.logits,
                            m->batch.targets, N, m->V);
-}
-
-// model_zero_grad: clear the gradients of the parameters.
-static void model_zero_grad(Model *m)
-{
-    arena_fill(&m->weights.grads, 0);
 }
 
 // model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
@@ -986,7 +949,40 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
 }
 
 // ------------------------------------------------------------------------------------------------
-// [train] The loop: batches, updates, evaluation, checkpoints.  (shared)
+// [train] The loop: memory, batches, updates, evaluation, checkpoints.  (shared)
+
+// model_bytes: what model_alloc will allocate, but for the batch's tokens.
+static size_t model_bytes(const Model *m)
+{
+    return 4 * m->weights.params.bytes + m->acts_arena.bytes + m->dacts_arena.bytes +
+           m->state_arena.bytes;
+}
+
+// model_alloc: allocate a planned model and draw its initial weights from the seed.
+static void model_alloc(Model *m)
+{
+    arena_alloc(&m->acts_arena, &m->acts);
+    arena_alloc(&m->dacts_arena, &m->dacts);
+    arena_alloc(&m->state_arena, &m->state);
+    batch_alloc(&m->batch, m->B, m->T);
+    weights_alloc(&m->weights, &m->params, &m->grads, m->config.training.seed);
+}
+
+// model_free: give everything back.
+static void model_free(Model *m)
+{
+    weights_free(&m->weights);
+    arena_free(&m->acts_arena);
+    arena_free(&m->dacts_arena);
+    arena_free(&m->state_arena);
+    batch_free(&m->batch);
+}
+
+// model_zero_grad: clear the gradients of the parameters.
+static void model_zero_grad(Model *m)
+{
+    arena_fill(&m->weights.grads, 0);
+}
 
 // load_batch: inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL.
 static void load_batch(Model *m, uint64_t stream, long number)
@@ -995,31 +991,35 @@ static void load_batch(Model *m, uint64_t stream, long number)
     task_batch(m->task, &c->task_options, c->training.seed, stream, number, &m->batch);
 }
 
-// forward_backward: loss and gradients of training batch `step`; dies when the loss is not finite.
-static void forward_backward(Model *m, long step)
+// forward_backward: gradients of update `step`, from its batches; dies when a loss is not finite.
+static Update forward_backward(Model *m, long step)
 {
-    load_batch(m, STREAM_TRAIN, step);
-    model_forward(m);
-    training_stop_if_bad("loss", m->loss, step, &m->weights, &m->acts_arena);
+    Update u = {0};
+    const int n = m->config.training.accumulate;
     model_zero_grad(m);
-    model_backward(m);
-    arena_check(&m->weights.grads);
-    arena_check(&m->acts_arena);
-    arena_check(&m->dacts_arena);
+    for (int i = 0; i < n; i++) {
+        load_batch(m, STREAM_TRAIN, step * n + i);
+        model_forward(m);
+        training_stop_if_bad("loss", m->loss, step, &m->weights, &m->acts_arena);
+        update_add(&u, &m->weights.grads, m->loss, task_score(m->task, &m->batch, m->B),
+                   batch_targets(&m->batch));
+        model_backward(m);
+    }
+    update_end(&u, &m->weights.grads);
+    arenas_check(&m->weights.grads, &m->acts_arena, &m->dacts_arena);
+    return u;
 }
 
-// train_step: one update on training batch `step`; row = what is logged. Accuracy is before the
-// update.
+// train_step: update `step`; row = what is logged. Loss and accuracy are before the update.
 static void train_step(Model *m, long step, LogRow *row)
 {
     const Training *t = &m->config.training;
     double start = seconds_now();
-    forward_backward(m, step);
+    const Update u = forward_backward(m, step);
     double norm = gradient_norm(&m->weights.grads), lr = learning_rate(t, step);
     training_stop_if_bad("gradient norm", norm, step, &m->weights, &m->acts_arena);
     adamw(&m->weights, t, lr, t->grad_clip > 0 ? fmin(1, t->grad_clip / norm) : 1, step);
-    double acc = task_score(m->task, &m->batch, m->B);
-    *row = log_train_row(step, m->loss, acc, lr, norm, seconds_now() - start, m->B * m->T);
+    *row = log_train_row(step, u.loss, u.acc, lr, norm, seconds_now() - start, u.n * m->B * m->T);
 }
 
 // evaluate: loss and accuracy on sequences never trained on, each prediction given the true past.

@@ -2538,6 +2538,9 @@ int main(int argc, char **argv)
                   preset_cost);
     config_check(&config);
     training_check(&config.training);
+    if (config.training.accumulate > 1)
+        die(EXIT_USAGE, "--accumulate %d: expected 1: here an update takes one batch",
+            config.training.accumulate);
     mix_check((size_t)config.hidden, config.mix);
     threads_set(config.training.threads);
     task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 1);

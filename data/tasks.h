@@ -251,6 +251,15 @@ static inline void batch_check(const Batch *batch, size_t V)
         warn("every target of a batch is ignored (%d): its loss is 0, it teaches nothing", IGNORE);
 }
 
+// batch_targets: how many targets are trained on.
+static inline double batch_targets(const Batch *batch)
+{
+    size_t n = 0;
+    for (size_t i = 0; i < batch->B * batch->T; i++)
+        n += batch->targets[i] != IGNORE;
+    return (double)n;
+}
+
 // task_batch: fill inputs and targets with sequences number * B to number * B + B - 1 of the family
 // `stream` (STREAM_TRAIN or STREAM_EVAL) under `seed`. The result does not depend on the threads.
 static inline void task_batch(const Task *task, const TaskOptions *options, uint64_t seed,

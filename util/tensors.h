@@ -14,12 +14,13 @@
 #include "rng.h"
 #include "safetensors.h"
 
-typedef enum { INIT_KIND_ZERO, INIT_KIND_NORMAL } InitKind;
+typedef enum { INIT_KIND_ZERO, INIT_KIND_ONE, INIT_KIND_NORMAL } InitKind;
 typedef struct {
     InitKind kind;
     double std;
 } Init;
 #define INIT_ZERO {INIT_KIND_ZERO, 0}
+#define INIT_ONE {INIT_KIND_ONE, 0}
 #define INIT_NORMAL(std) {INIT_KIND_NORMAL, (std)}
 
 enum { NO_DECAY = 0, DECAY = 1, TENSOR_DIMS = 4, TENSORS_MAX = 64 };
@@ -133,6 +134,18 @@ static inline void arena_fill(Arena *a, int byte)
         memset(arena_data(a, i), byte, tensor_size(&a->table[i]) * a->real_size);
 }
 
+// arena_scale: multiply every element by `factor`.
+static inline void arena_scale(Arena *a, double factor)
+{
+    for (int k = 0; k < a->n; k++) {
+        const size_t n = tensor_size(&a->table[k]);
+        void *x = arena_data(a, k);
+#pragma omp parallel for if (n > 65536)
+        for (size_t i = 0; i < n; i++)
+            real_set(x, i, a->real_size, factor * real_at(x, i, a->real_size));
+    }
+}
+
 // arena_check: die if a canary was overwritten, naming the tensor before it.
 static inline void arena_check(const Arena *a)
 {
@@ -144,6 +157,14 @@ static inline void arena_check(const Arena *a)
                 die(EXIT_FAIL, "%s: something wrote %zu bytes past the end of %s", a->what, k + 1,
                     a->table[i].name);
     }
+}
+
+// arenas_check: arena_check of the three arenas that a step writes to.
+static inline void arenas_check(const Arena *a, const Arena *b, const Arena *c)
+{
+    arena_check(a);
+    arena_check(b);
+    arena_check(c);
 }
 
 // arena_free: give the memory back.
@@ -194,9 +215,9 @@ static inline void arena_init(Arena *a, uint64_t seed)
 #pragma omp parallel for
         for (size_t i = 0; i < n; i++)
             real_set(x, i, a->real_size,
-                     init.kind == INIT_KIND_ZERO
-                         ? 0
-                         : init.std * rand_normal(seed, STREAM_INIT + (uint64_t)k, i));
+                     init.kind == INIT_KIND_ZERO  ? 0
+                     : init.kind == INIT_KIND_ONE ? 1
+                     : init.std * rand_normal(seed, STREAM_INIT + (uint64_t)k, i));
     }
 }
 

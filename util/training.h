@@ -19,7 +19,8 @@
 enum { CONSTANT, COSINE };
 
 typedef struct {
-    int batch_size, steps, schedule, warmup, eval_every, save_every, print_every, threads;
+    int batch_size, accumulate, steps, schedule, warmup;
+    int eval_every, save_every, print_every, threads;
     double lr, lr_min, grad_clip, weight_decay, beta1, beta2, adam_eps, stop_at;
     uint64_t seed;
     const char *out, *load, *dump, *preset;
@@ -32,6 +33,8 @@ static inline void training_options(Options *options, Training *t)
     const Option rows[] = {
         {"batch-size", OPT_INT, &t->batch_size, "32", 1, 1 << 20, "sequences", DEFINES_TRAINING,
          "sequences in a batch"},
+        {"accumulate", OPT_INT, &t->accumulate, "1", 1, 1 << 20, "batches", DEFINES_TRAINING,
+         "batches whose gradients make one update"},
         {"steps", OPT_INT, &t->steps, "1000", 0, 1e9, "updates", DEFINES_TRAINING,
          "0: evaluate only, write no run"},
         {"lr", OPT_REAL, &t->lr, "2e-3", 0, 1e30, "rate", DEFINES_TRAINING, "after warm-up"},
@@ -88,6 +91,9 @@ static inline void training_check(const Training *t)
     if (t->resume && t->dump)
         die(EXIT_USAGE, "--resume and --dump: expected one of them, a dump is the first batch\n"
                         "hint: --load FILE --steps 0 --dump FILE dumps a checkpoint's weights");
+    if (t->dump && t->accumulate > 1)
+        die(EXIT_USAGE, "--dump and --accumulate %d: expected --accumulate 1, a dump is one batch",
+            t->accumulate);
     if (t->resume && !t->out)
         die(EXIT_USAGE, "--resume needs --out DIR, the directory of the run to go on with");
     if (t->steps == 0 && (t->resume || t->out))
@@ -95,6 +101,36 @@ static inline void training_check(const Training *t)
                         "hint: --load FILE --steps 0 evaluates a checkpoint");
     if (t->lr_min > t->lr)
         die(EXIT_USAGE, "--lr-min: expected at most --lr (%g), got %g", t->lr, t->lr_min);
+}
+
+// What the batches of an update come to: mean loss over all their targets, mean accuracy.
+typedef struct {
+    double loss, acc;
+    double targets, last; // of all batches; of the last one that had any
+    size_t n;             // batches
+} Update;
+
+// update_add: another batch, of mean loss and accuracy over its own `targets`, before its gradients
+// are added to `grads`. A batch's gradients are of its own mean, so those so far are brought to its
+// scale: with the same number of targets in every batch nothing is multiplied.
+static inline void update_add(Update *u, Arena *grads, double loss, double acc, double targets)
+{
+    u->acc += (acc - u->acc) / (double)++u->n;
+    if (targets == 0)
+        return;
+    if (u->last > 0 && u->last != targets)
+        arena_scale(grads, u->last / targets);
+    u->last = targets;
+    u->targets += targets;
+    u->loss += (loss - u->loss) * (targets / u->targets);
+}
+
+// update_end: after the last batch: `grads` becomes the gradient of the mean over all targets, as
+// one large batch would give.
+static inline void update_end(const Update *u, Arena *grads)
+{
+    if (u->last != u->targets)
+        arena_scale(grads, u->last / u->targets);
 }
 
 // learning_rate: of update `step` (from 0): linear to lr over the first `warmup` updates, lr/warmup

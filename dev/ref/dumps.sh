@@ -1,0 +1,68 @@
+#!/usr/bin/env bash
+# dumps.sh MODEL: dump one batch of every variant of train_MODEL and let MODEL.py recompute it in
+# float64; make the goldens again and compare. Ends with `N passed, N failed`.
+set -u
+model=${1:?"which model? dumps.sh causalrn"}
+cd "$(dirname "$0")/../.." || exit 1
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+passed=0 failed=0
+
+# count NAME COMMAND...: one check; show the end of what a failed one says
+count() {
+    local name=$1
+    shift
+    if "$@" >"$dir/log" 2>&1; then
+        passed=$((passed + 1))
+    else
+        failed=$((failed + 1))
+        echo "FAIL $name"
+        tail -n 20 "$dir/log"
+    fi
+}
+
+# recompute OPTIONS...: dump the model with these options on an odd shape, recompute it
+recompute() {
+    ./train_"$model" --steps 0 --dump "$dir/d" --batch-size 2 "$@" &&
+        python3 "dev/ref/$model.py" "$dir/d"
+}
+
+# try OPTIONS...: count a variant
+try() { count "$*" recompute "$@"; }
+
+# causalrn, gpt2: every variant
+odd="--string-size 5 --channels 12"
+causalrn() {
+    local postnorm prenorm activation
+    for postnorm in yes no; do
+        for prenorm in exact approx none; do
+            for activation in exp relu elu gelu; do
+                try $odd --hidden 17 --prenorm $prenorm --postnorm $postnorm \
+                    --activation $activation
+            done
+        done
+        for prenorm in approx none; do
+            try $odd --hidden 17 --model linear --prenorm $prenorm --postnorm $postnorm
+        done
+    done
+}
+
+gpt2() {
+    local kind heads
+    for kind in gpt2 transformer linear-transformer; do
+        for heads in 1 2 4 12; do
+            try $odd --model $kind --heads $heads
+        done
+    done
+    try --model gpt2 --heads 3 --layers 5 --channels 60 --string-size 40
+}
+
+$model
+# The committed goldens are what the script writes.
+python3 "dev/ref/$model.py" --golden "$dir/goldens" >/dev/null
+for golden in "dev/ref/${model}_goldens"/*.safetensors; do
+    count "$golden" build/diff "$golden" "$dir/goldens/${golden##*/}" --forward 1e-12 \
+        --grad 1e-12 --all
+done
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ]

@@ -1,0 +1,37 @@
+// test_tasks.h: a second task beside copying for the tests of trainers, of any T (--string-size)
+// and V. Included before the trainer, whose table of tasks is replaced by one that has it.
+#ifndef SEQ_DEV_TEST_TASKS_H
+#define SEQ_DEV_TEST_TASKS_H
+
+#include "../data/tasks.h"
+
+static size_t any_vocabulary = 29;
+
+// any_shape: T = string_size, V = any_vocabulary; nothing is visible, so BiRN may have it.
+static TaskShape any_shape(const TaskOptions *options)
+{
+    TaskShape shape = {(size_t)options->string_size, any_vocabulary, 1, 0, "T", 0};
+    return shape;
+}
+
+// any_fill: inputs (T) and targets (T), uniform. Each fourth target is left out, and in
+// one sequence of three one more: the numbers of targets differ.
+static void any_fill(const TaskOptions *options, uint64_t seed, uint64_t stream, int *inputs,
+                     int *targets)
+{
+    uint32_t V = (uint32_t)any_vocabulary;
+    for (int t = 0; t < options->string_size; t++) {
+        inputs[t] = (int)rand_below(seed, stream, 2 * (uint64_t)t, V);
+        targets[t] = (int)rand_below(seed, stream, 2 * (uint64_t)t + 1, V);
+        targets[t] = t % 4 == 1 || (t % 4 == 2 && stream % 3 == 0) ? IGNORE : targets[t];
+    }
+}
+
+static const Task TEST_TASKS[] = {
+    {"copying", "", "^|$abcdefghijklmnopqrstuvwxyz", copying_shape, copying_fill, copying_score},
+    {"any", "", "", any_shape, any_fill, copying_score},
+};
+enum { COPYING, ANY };
+#define TASKS TEST_TASKS
+
+#endif

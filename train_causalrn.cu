@@ -1712,9 +1712,9 @@ static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, si
     dwpe[i] += sum;
 }
 
-// embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, and a token's
-// places are added in order, so that repeated tokens neither race nor change a sum. partial
-// (token_slices,V,C): scratch.
+// embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, and the
+// places of a token are added in order, so that repeated tokens neither race nor change a sum.
+// partial (token_slices,V,C): scratch.
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
                            const int *tokens, size_t B, size_t T, size_t V, size_t C,
                            cudaStream_t stream)
@@ -1771,14 +1771,15 @@ static __global__ void crossentropy_kernel(float *losses, int *predictions, floa
         losses[row] = target == IGNORE ? 0 : logf(sum) + top - x[target];
         predictions[row] = best;
     }
-    const float unit = target == IGNORE ? 0 : (float)step->over_count;
+    const float unit = target == IGNORE ? 0 : (float)step->unit;
     for (int v = lane; v < pitch; v += WARP) {
         const float p = v < V ? expf(x[v] - top) / sum : 0;
         dlogits[row * pitch + v] = (floatX)(unit * (p - (v == target ? 1 : 0)));
     }
 }
 
-// loss_kernel: result->loss = the sum of losses (N) over the number of targets, in one block.
+// loss_kernel: result->loss = (after the first batch of an update: +=) the sum of losses (N) times
+// step->unit, in one block.
 static __global__ void loss_kernel(StepResult *result, const float *losses, const StepInput *step,
                                    size_t N)
 {
@@ -1787,13 +1788,13 @@ static __global__ void loss_kernel(StepResult *result, const float *losses, cons
         sum += losses[n];
     sum = block_sum(sum);
     if (threadIdx.x == 0)
-        result->loss = sum * step->over_count;
+        result->loss = (step->first ? 0 : result->loss) + sum * step->unit;
 }
 
 // crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
-// predictions (N) = argmax; dlogits (N,V) = the mean loss's gradient (softmax - onehot) / count;
-// result->loss = the mean over the targets that count, 0 if none does. logits (N,V) and dlogits:
-// rows `pitch` apart, dlogits 0 between them. targets (N); step->over_count: 1 / count, or 0.
+// predictions (N) = argmax; dlogits (N,V) = the gradient (softmax - onehot) step->unit of the loss;
+// result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (N,V)
+// and dlogits: rows `pitch` apart, dlogits 0 between them. targets (N).
 static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepResult *result,
                          const float *logits, const int *targets, const StepInput *step, size_t N,
                          size_t V, size_t pitch, cudaStream_t stream)
@@ -1836,30 +1837,31 @@ static __global__ void squares_kernel(double *partials, const float *grads, cons
         partials[blockIdx.x] = sum;
 }
 
-// norm_kernel: result->norm, ->scale (for clipping to `clip`, 0: never) and ->stopped, in one
-// block.
-static __global__ void norm_kernel(StepResult *result, const double *partials, size_t n,
-                                   double clip)
+// norm_kernel: result->loss times step->rescale, ->norm, ->scale (for that and for clipping to
+// `clip`, 0: never) and ->stopped, in one block.
+static __global__ void norm_kernel(StepResult *result, const double *partials,
+                                   const StepInput *step, size_t n, double clip)
 {
     double sum = 0;
     for (size_t i = threadIdx.x; i < n; i += blockDim.x)
         sum += partials[i];
-    const double norm = sqrt(block_sum(sum));
+    const double rescale = step->rescale, norm = rescale * sqrt(block_sum(sum));
     if (threadIdx.x)
         return;
+    result->loss *= rescale;
     result->norm = norm;
-    result->scale = clip > 0 && norm > clip ? clip / norm : 1;
+    result->scale = rescale * (clip > 0 && norm > clip ? clip / norm : 1);
     if (!isfinite(norm) || !isfinite(result->loss))
         result->stopped = 1; // for good: the host will name the first such step
 }
 
 // gradient_norm: root of the sum of squares over all tensors, in double.
-static void gradient_norm(StepResult *result, const Arena *grads, const Pieces *p, double clip,
-                          cudaStream_t stream)
+static void gradient_norm(StepResult *result, const Arena *grads, const Pieces *p,
+                          const StepInput *step, double clip, cudaStream_t stream)
 {
     LAUNCH(squares_kernel, p->n, PIECE_THREADS, 0, stream, p->partials, (const float *)grads->base,
            p->pieces);
-    LAUNCH(norm_kernel, 1, 1024, 0, stream, result, p->partials, p->n, clip);
+    LAUNCH(norm_kernel, 1, 1024, 0, stream, result, p->partials, step, p->n, clip);
 }
 
 typedef struct {
@@ -1956,8 +1958,9 @@ typedef struct {
     Dacts dacts;
     Decoder decoder;
     DeviceArena copies_arena, acts_arena, dacts_arena, decoder_arena;
-    Batch batch; // the one that model_forward sees next, or has seen
-    double loss; // nats, mean over the supervised positions of the batch
+    Batch batch;    // the one that model_forward sees next, or has seen
+    double loss;    // nats, mean over the supervised positions of the batch
+    double targets; // of the update's batches so far
 } Model;
 
 // model_name: the word for this configuration in RESULT lines and run directories.
@@ -2057,23 +2060,9 @@ static void model_plan(Model *m, const Config *config)
     device_plan(&m->decoder_arena, "decoding state", ROWS(decoder));
 }
 
-// model_bytes: what model_alloc will allocate, but for the batch's tokens.
-static size_t model_bytes(const Model *m)
+// model_copies: which parameters have copies in floatX, and where.
+static void model_copies(Model *m)
 {
-    return device_bytes(&m->weights, m->B, m->T) + m->copies_arena.bytes + m->acts_arena.bytes +
-           m->dacts_arena.bytes + m->decoder_arena.bytes;
-}
-
-// model_alloc: allocate a planned model and draw its initial weights from the seed.
-static void model_alloc(Model *m)
-{
-    weights_alloc(&m->weights, NULL, NULL, m->config.training.seed);
-    device_start(&m->device, &m->weights, &m->params, &m->grads, m->B, m->T);
-    device_alloc(&m->copies_arena, &m->copies);
-    CUDA_CHECK(cudaMemset(m->copies_arena.base, 0, m->copies_arena.bytes)); // what stays 0
-    device_alloc(&m->acts_arena, &m->acts);
-    device_alloc(&m->dacts_arena, &m->dacts);
-    device_alloc(&m->decoder_arena, &m->decoder);
     const size_t L = m->L, C = m->C, H = m->H;
     const WeightCopy copies[] = {{m->params.right_w, m->copies.ab_w, H * C, 2 * H * C},
                                  {m->params.left_w, m->copies.ab_w + H * C, H * C, 2 * H * C},
@@ -2081,25 +2070,6 @@ static void model_alloc(Model *m)
                                  {m->params.out_w, m->copies.out_w, L * C * H, 0},
                                  {m->params.head_w, m->copies.head_w, m->V * C, 0}};
     device_pieces(&m->device, ROWS(copies));
-    m->batch = m->device.slots[0].batch;
-}
-
-// model_free: give everything back.
-static void model_free(Model *m)
-{
-    weights_free(&m->weights);
-    CUBLAS_CHECK(cublasLtDestroy(gemm_handle));
-    CUDA_CHECK(cudaDeviceReset()); // with all that is on it
-}
-
-// model_upload: the device's weights and moments = the host's.
-static void model_upload(Model *m)
-{
-    Device *d = &m->device;
-    device_weights_up(d, &m->weights);
-    LAUNCH(copy_kernel, d->pieces.n, PIECE_THREADS, 0, d->stream,
-           (const float *)d->weights.params.base, d->pieces.pieces);
-    CUDA_CHECK(cudaStreamSynchronize(d->stream));
 }
 
 // model_flops: floating-point operations of one training step, exponentials included: 6 per weight
@@ -2159,14 +2129,6 @@ static void model_forward(Model *m)
     matmul_residual(acts.logits, NULL, acts.y, w.head_w, NULL, N, C, m->Vp, stream);
     crossentropy(acts.losses, device->predictions, m->dacts.dlogits, device->result, acts.logits,
                  device->targets, device->input, N, m->V, m->Vp, stream);
-}
-
-// model_zero_grad: clear the gradients of the parameters.
-static void model_zero_grad(Model *m)
-{
-    const Device *d = &m->device;
-    LAUNCH(zero_kernel, d->pieces.n, PIECE_THREADS, 0, d->stream, (float *)d->weights.grads.base,
-           d->pieces.pieces);
 }
 
 // model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
@@ -2234,24 +2196,80 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
 }
 
 // ------------------------------------------------------------------------------------------------
-// [train] The loop: batches, updates, evaluation, checkpoints.  (shared)
+// [train] The loop: memory, batches, updates, evaluation, checkpoints.  (shared)
 
-// load_batch: inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL, in the slot's host
-// memory; and what the device is told about step `number`.
+// model_bytes: what model_alloc will allocate, but for the batch's tokens.
+static size_t model_bytes(const Model *m)
+{
+    return device_bytes(&m->weights, m->B, m->T) + m->copies_arena.bytes + m->acts_arena.bytes +
+           m->dacts_arena.bytes + m->decoder_arena.bytes;
+}
+
+// model_alloc: allocate a planned model and draw its initial weights from the seed.
+static void model_alloc(Model *m)
+{
+    weights_alloc(&m->weights, NULL, NULL, m->config.training.seed);
+    device_start(&m->device, &m->weights, &m->params, &m->grads, m->B, m->T);
+    device_alloc(&m->copies_arena, &m->copies);
+    CUDA_CHECK(cudaMemset(m->copies_arena.base, 0, m->copies_arena.bytes)); // what stays 0
+    device_alloc(&m->acts_arena, &m->acts);
+    device_alloc(&m->dacts_arena, &m->dacts);
+    device_alloc(&m->decoder_arena, &m->decoder);
+    model_copies(m);
+    m->batch = m->device.slots[0].batch;
+}
+
+// model_free: give everything back.
+static void model_free(Model *m)
+{
+    weights_free(&m->weights);
+    CUBLAS_CHECK(cublasLtDestroy(gemm_handle));
+    CUDA_CHECK(cudaDeviceReset()); // with all that is on it
+}
+
+// model_upload: the device's weights and moments = the host's.
+static void model_upload(Model *m)
+{
+    Device *d = &m->device;
+    device_weights_up(d, &m->weights);
+    LAUNCH(copy_kernel, d->pieces.n, PIECE_THREADS, 0, d->stream,
+           (const float *)d->weights.params.base, d->pieces.pieces);
+    CUDA_CHECK(cudaStreamSynchronize(d->stream));
+}
+
+// model_zero_grad: clear the gradients of the parameters.
+static void model_zero_grad(Model *m)
+{
+    const Device *d = &m->device;
+    LAUNCH(zero_kernel, d->pieces.n, PIECE_THREADS, 0, d->stream, (float *)d->weights.grads.base,
+           d->pieces.pieces);
+}
+
+// load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL. And what
+// the device is told: of training, the update it belongs to, in which batches count by their
+// targets. These are known when the last batch is: until then a target counts 1 / (B T).
 static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
 {
     const Config *c = &m->config;
     const Training *t = &c->training;
-    size_t count = 0;
+    const int n = stream == STREAM_TRAIN ? t->accumulate : 1, part = (int)(number % n);
+    const double step = (double)(number / n), N = (double)(m->B * m->T);
     task_batch(m->task, &c->task_options, t->seed, stream, number, &slot->batch);
     batch_check(&slot->batch, m->V);
-    for (size_t i = 0; i < m->B * m->T; i++)
-        count += slot->batch.targets[i] != IGNORE;
-    slot->lr = learning_rate(t, number);
-    *slot->input = {slot->lr, 1 / (1 - pow(t->beta1, (double)number + 1)),
-                    1 / (1 - pow(t->beta2, (double)number + 1)),
-                    count ? 1 / (double)count : 0};
+    const double count = batch_targets(&slot->batch);
+    m->targets = part ? m->targets + count : count;
+    slot->lr = learning_rate(t, number / n);
+    *slot->input = {slot->lr, 1 / (1 - pow(t->beta1, step + 1)), 1 / (1 - pow(t->beta2, step + 1)),
+                    n > 1 ? 1 / N : count > 0 ? 1 / count : 0,
+                    n == 1 ? 1 : m->targets > 0 ? N / m->targets : 0, part == 0};
     m->batch = slot->batch;
+}
+
+// batch_kernels: loss and gradients of the batch on the device.
+static void batch_kernels(Model *m)
+{
+    model_forward(m);
+    model_backward(m);
 }
 
 // run_batch: forward and, if asked, backward of one batch, now; the device has nothing else to do.
@@ -2260,81 +2278,106 @@ static void run_batch(Model *m, uint64_t stream, long number, int backward)
     Slot *slot = &m->device.slots[0];
     load_batch(m, slot, stream, number);
     slot_up(slot, &m->device);
-    model_forward(m);
-    if (backward) {
-        model_zero_grad(m);
-        model_backward(m);
-    }
+    model_zero_grad(m);
+    if (backward)
+        batch_kernels(m);
+    else
+        model_forward(m);
     slot_down(slot, &m->device);
     CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
     m->loss = slot->result->loss;
 }
 
-// stop_if_bad: die at step `step` over a loss or gradient norm, of batch `number`, that is not
-// finite. The device has changed no weight since, so the batch is run again, to name the first
-// value that is not.
+// stop_if_bad: die at step `step` over a loss or gradient norm that is not finite, of the `n`
+// batches from `number` on. The device has changed no weight since, so they are run again, to name
+// the first value that is not.
 static void stop_if_bad(Model *m, const char *what, double value, long step, uint64_t stream,
-                        long number)
+                        long number, int n)
 {
     Arena acts;
     if (is_finite_bits(value))
         return;
-    run_batch(m, stream, number, 1);
+    for (int i = 0; i < n; i++) {
+        run_batch(m, stream, number + i, 1);
+        if (!is_finite_bits(m->loss))
+            break;
+    }
     device_weights_down(&m->weights, &m->device);
     device_copy_out(&acts, &m->acts_arena);
     training_stop_if_bad(what, value, step, &m->weights, &acts);
 }
 
-// forward_backward: loss and gradients of training batch `step`; dies when the loss is not finite.
-static void forward_backward(Model *m, long step)
-{
-    run_batch(m, STREAM_TRAIN, step, 1);
-    stop_if_bad(m, "loss", m->loss, step, STREAM_TRAIN, step);
-}
-
-// train_step_kernels: everything the device does in a training step.
-static void train_step_kernels(Model *m)
+// update_kernels: the update that gradients so far give; they are cleared for the next.
+static void update_kernels(Model *m)
 {
     const Training *t = &m->config.training;
     Device *d = &m->device;
-    model_forward(m);
-    model_zero_grad(m);
-    model_backward(m);
-    gradient_norm(d->result, &d->weights.grads, &d->pieces, t->grad_clip, d->stream);
+    gradient_norm(d->result, &d->weights.grads, &d->pieces, d->input, t->grad_clip, d->stream);
     adamw(&d->weights, t, &d->pieces, d->input, d->result, d->stream);
+    model_zero_grad(m);
 }
 
-// train_step: give the device training step `step`: batch, update, results back. Nothing waits for
-// it here. The first time its kernels, which a run of the same batch has loaded, become a graph.
+// train_graphs: what the device does in a step, as graphs. Its kernels have been loaded by a run of
+// the same batch. One batch and the update are one graph, several two.
+static void train_graphs(Model *m, long step)
+{
+    Device *d = &m->device;
+    const int n = m->config.training.accumulate;
+    run_batch(m, STREAM_TRAIN, step * n, 1);
+    model_zero_grad(m);
+    graph_begin(d->stream);
+    batch_kernels(m);
+    if (n == 1)
+        update_kernels(m);
+    d->graph = graph_end(d->stream);
+    if (n == 1)
+        return;
+    graph_begin(d->stream);
+    update_kernels(m);
+    d->update = graph_end(d->stream);
+}
+
+// train_step: give the device training step `step`: its batches, the update, results back. Nothing
+// waits for it here but, with --accumulate, each of its batches for the one before.
 static void train_step(Model *m, long step)
 {
     Device *d = &m->device;
     Slot *slot = &d->slots[step % SLOTS];
-    if (!d->graph && !TIMING_ON) {
-        run_batch(m, STREAM_TRAIN, step, 1);
-        graph_begin(d->stream);
-        train_step_kernels(m);
-        d->graph = graph_end(d->stream);
-    }
+    const int n = m->config.training.accumulate;
+    if (!d->graph && !TIMING_ON)
+        train_graphs(m, step);
     if (d->started == d->ended)
         d->ended_at = seconds_now();
-    load_batch(m, slot, STREAM_TRAIN, step);
-    slot_up(slot, d);
+    slot->acc = 0;
+    for (int i = 0; i < n; i++) {
+        if (i) {
+            slot_down(slot, d);
+            CUDA_CHECK(cudaStreamSynchronize(d->stream));
+            slot->acc += task_score(m->task, &slot->batch, m->B);
+        }
+        load_batch(m, slot, STREAM_TRAIN, step * n + i);
+        slot_up(slot, d);
+        if (TIMING_ON)
+            batch_kernels(m);
+        else
+            CUDA_CHECK(cudaGraphLaunch(d->graph, d->stream));
+    }
     if (TIMING_ON)
-        train_step_kernels(m);
-    else
-        CUDA_CHECK(cudaGraphLaunch(d->graph, d->stream));
+        update_kernels(m);
+    else if (n > 1)
+        CUDA_CHECK(cudaGraphLaunch(d->update, d->stream));
     slot_down(slot, d);
     CUDA_CHECK(cudaEventRecord(slot->done, d->stream));
     d->started = step + 1;
 }
 
-// train_step_end: wait for the oldest step that the device was given; row = what is logged.
-// Accuracy is before the update.
+// train_step_end: wait for the oldest step that the device was given; row = what is logged. Loss
+// and accuracy are before the update.
 static void train_step_end(Model *m, LogRow *row)
 {
     Device *d = &m->device;
     const long step = d->ended;
+    const int n = m->config.training.accumulate;
     const Slot *slot = &d->slots[step % SLOTS];
     CUDA_CHECK(cudaEventSynchronize(slot->done));
     const double now = seconds_now(), seconds = now - d->ended_at;
@@ -2343,11 +2386,11 @@ static void train_step_end(Model *m, LogRow *row)
     d->ended_at = now;
     if (!is_finite_bits(r.loss) || !is_finite_bits(r.norm)) {
         CUDA_CHECK(cudaStreamSynchronize(d->stream));
-        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step);
-        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step);
+        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
+        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
     }
-    *row = log_train_row(step, r.loss, task_score(m->task, &slot->batch, m->B), slot->lr, r.norm,
-                         seconds, m->B * m->T);
+    const double acc = (slot->acc + task_score(m->task, &slot->batch, m->B)) / n;
+    *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * m->B * m->T);
 }
 
 // evaluate: loss and accuracy on sequences never trained on, each prediction given the true past.
@@ -2356,7 +2399,7 @@ static LogRow evaluate(Model *m, long step)
     Evaluation sum = {};
     for (long i = 0; i < task_eval_batches(m->task, &m->config.task_options, m->B); i++) {
         run_batch(m, STREAM_EVAL, i, 0);
-        stop_if_bad(m, "loss on fresh sequences", m->loss, step, STREAM_EVAL, i);
+        stop_if_bad(m, "loss on fresh sequences", m->loss, step, STREAM_EVAL, i, 1);
         evaluation_add(&sum, m->task, &m->config.task_options, &m->batch, m->loss);
     }
     return evaluation_row(&sum, step);
@@ -2390,7 +2433,8 @@ static double greedy(Model *m)
 static void dump(Model *m, const Options *options)
 {
     Arena acts;
-    forward_backward(m, 0);
+    run_batch(m, STREAM_TRAIN, 0, 1);
+    stop_if_bad(m, "loss", m->loss, 0, STREAM_TRAIN, 0, 1);
     device_weights_down(&m->weights, &m->device);
     device_copy_out(&acts, &m->acts_arena);
     dump_write(m->config.training.dump, m->batch.inputs, m->batch.targets, m->B, m->T, m->loss,
@@ -2419,6 +2463,7 @@ static void train(Model *m, const Options *options)
                                model, m->device.name);
     m->device.started = m->device.ended = step;
     model_upload(m);
+    model_zero_grad(m);
     training_catch_interrupt();
     for (;; step++) {
         const int eval = t->eval_every && step && step % t->eval_every == 0;
@@ -2538,9 +2583,6 @@ int main(int argc, char **argv)
                   preset_cost);
     config_check(&config);
     training_check(&config.training);
-    if (config.training.accumulate > 1)
-        die(EXIT_USAGE, "--accumulate %d: expected 1: here an update takes one batch",
-            config.training.accumulate);
     mix_check((size_t)config.hidden, config.mix);
     threads_set(config.training.threads);
     task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 1);

@@ -24,7 +24,9 @@ typedef float floatX;
 // What the host tells the device about a step.
 typedef struct {
     double lr, over_c1, over_c2; // rate; 1 / (1 - beta^(step + 1)) for the two moments
-    double over_count;           // 1 / targets that count, 0 if none does
+    double unit;                 // what a target counts: 1 / targets that count, 0 if none does
+    double rescale;              // what loss and gradient of the update are multiplied by
+    int first;                   // of the update's batches: its loss does not add to another's
 } StepInput;
 
 // What the device tells the host. stopped: this or an earlier step had a loss or norm that was not
@@ -41,7 +43,7 @@ typedef struct {
     StepResult *result; // followed by its predictions
     Batch batch;
     cudaEvent_t done;
-    double lr;
+    double lr, acc; // accuracy: sum over the update's batches before this one
 } Slot;
 
 // All weights in pieces of at most PIECE elements, one a block: where each starts in the arenas
@@ -71,7 +73,7 @@ typedef struct {
 typedef struct {
     const char *name; // of the GPU
     cudaStream_t stream;
-    cudaGraphExec_t graph; // one training step
+    cudaGraphExec_t graph, update; // a training step; with --accumulate one batch, then the update
     Weights weights;       // laid out as the host's
     Pieces pieces;
     StepInput *input;

@@ -476,6 +476,40 @@ static void test_sizes(void)
     any_vocabulary = 29;
 }
 
+// test_initial: the deviations that new weights have, 0.02 over sqrt(2 L) where a block ends; ones
+// and zeros; weight decay on matrices only, gpt2's tied embedding among them.
+static void test_initial(void)
+{
+    static const struct {
+        const char *name;
+        double gpt2, others; // 0 also for what is not there
+        int decay_gpt2, decay_others;
+    } rows[] = {{"wte", 0.02, 1, 1, 0},        {"wpe", 0.02, 1, 1, 0},
+                {"qkv_w", 0.02, 0.02, 1, 1},   {"proj_w", 0.01, 0.01, 1, 1},
+                {"fc_w", 0.02, 0.02, 1, 1},    {"out_w", 0.01, 0.01, 1, 1},
+                {"head_w", 0, 0.02, 1, 1},     {"qkv_b", 0, 0, 0, 0},
+                {"out_b", 0, 0, 0, 0},         {"ln1_w", 1, 0, 0, 0},
+                {"lnf_w", 1, 0, 0, 0},         {"ln2_b", 0, 0, 0, 0}};
+    for (int model = GPT2; model <= LINEAR; model++, give_all_back()) {
+        Model *m = model_make(config_make(model, 1, 64, 64, 2, 2)); // sqrt(2 L) = 2
+        for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+            int k = 0;
+            while (strcmp(m->weights.params.table[k].name, rows[i].name))
+                k++;
+            const Tensor *t = &m->weights.params.table[k];
+            const float *x = arena_data(&m->weights.params, k);
+            const double want = model == GPT2 ? rows[i].gpt2 : rows[i].others;
+            const size_t n = tensor_size(t);
+            const double got = n ? sqrt(dot(x, x, n) / (double)n) : 0;
+            CHECK(fabs(got - want) <= 0.05 * want, "%s: %s: deviation %g, got %g",
+                  config_text(&m->config), t->name, want, got);
+            CHECK(t->decay == (model == GPT2 ? rows[i].decay_gpt2 : rows[i].decay_others),
+                  "%s: decay of %s", config_text(&m->config), t->name);
+        }
+        model_drop(m);
+    }
+}
+
 // test_flops: what a step costs: weights, and pairs or state.
 static void test_flops(void)
 {
@@ -724,6 +758,7 @@ static const TestRow TESTS[] = {
     {"ignored targets", test_ignored, 0},
     {"widths", test_widths, 0},
     {"sizes", test_sizes, 0},
+    {"initial weights", test_initial, 0},
     {"flops", test_flops, 0},
     {"published weights", test_published, 0},
     {"memory", test_memory, 0},

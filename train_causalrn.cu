@@ -54,14 +54,6 @@ static __device__ inline float warp_sum(float x)
     return x;
 }
 
-// warp_max: maximum of x over the 32 lanes, to all of them.
-static __device__ inline float warp_max(float x)
-{
-    for (int i = WARP / 2; i > 0; i /= 2)
-        x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
-    return x;
-}
-
 // block_sum: sum of x over the block's threads (a multiple of 32), to all of them, in a fixed
 // order.
 static __device__ double block_sum(double x)
@@ -86,6 +78,25 @@ static __device__ inline float exp2_fast(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+
+#ifdef PRECISION_BF16
+// pack2: two floats as bf16 in one register, x in the low half.
+static __device__ inline uint32_t pack2(float x, float y)
+{
+    const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+    return *(const uint32_t *)&v;
+}
+
+// mma: c (16x8) += a (16x16) b (16x8), bf16 in, fp32 out. Lane 4g + t holds of c rows g and g+8 at
+// columns 2t, 2t+1; of a the same rows at k = 2t, 2t+1, then k + 8; of b column g at the same k.
+static __device__ inline void mma(float c[4], uint4 a, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+#endif
 
 // row_of_warp: the number of this warp's row, for kernels that give a row to a warp.
 static __device__ inline size_t row_of_warp(void)
@@ -242,6 +253,14 @@ static __device__ inline float row_scale(float top, int n, int postnorm)
     if (!postnorm)
         return 1 / (float)n;
     return top > 0 && k < 126 && k > -126 ? exp2f((float)-k) : 1;
+}
+
+// warp_max: maximum of x over the 32 lanes, to all of them.
+static __device__ inline float warp_max(float x)
+{
+    for (int i = WARP / 2; i > 0; i /= 2)
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
+    return x;
 }
 
 // pair_finish: by a warp: from a row's sums s (H) over n positions, scaled in place (row_scale):
@@ -412,9 +431,9 @@ static int pair_fast(size_t H, Mix mix)
 
 #ifdef PRECISION_BF16
 // ---- quadratic, fast: all that is elementwise in pairs and channels is one add, one multiply, one
-// exponential and the sums; deviations, M and its products run on the tensor cores (mma: m16n8k16,
-// lane 4g + t). For a pair and channel with e = exp(z): s_u = sum_v e, p_u = sum_v r e; backward,
-// N summed over u (v) being the mean over channels of sum_u (sum_v) r g e,
+// exponential and the sums; deviations and M run on the tensor cores. For a pair and channel with e
+// = exp(z): s_u = sum_v e, p_u = sum_v r e; backward, N summed over u (v) being the mean over
+// channels of sum_u (sum_v) r g e,
 //   da_u = g p_u - mean - a_u sum_v M - (M b)_u
 //   db_v = sum_u r g e - mean - b_v sum_u M - (M^T a)_v
 // with M = r^2 (sum_h g e z)/H (T,T), of which -M is kept in bf16: the only thing of that size.
@@ -435,27 +454,11 @@ static __device__ inline void store2(floatX *p, float x, float y)
     *(__nv_bfloat162 *)p = __floats2bfloat162_rn(x, y);
 }
 
-// pack2: two floats as bf16 in one register, x in the low half.
-static __device__ inline uint32_t pack2(float x, float y)
-{
-    const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
-    return *(const uint32_t *)&v;
-}
-
 // mul2: product of two packed pairs.
 static __device__ inline uint32_t mul2(uint32_t x, uint32_t y)
 {
     const __nv_bfloat162 v = __hmul2(*(__nv_bfloat162 *)&x, *(__nv_bfloat162 *)&y);
     return *(const uint32_t *)&v;
-}
-
-// mma: c (16x8) += a (16x16) b (16x8), bf16 in, fp32 out.
-static __device__ inline void mma(float c[4], uint4 a, uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
 // mma_dots: c = products of rows x (c[0], c[1]) and y (c[2], c[3]) of one matrix with rows z of

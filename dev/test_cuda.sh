@@ -25,10 +25,12 @@ background() {
 }
 
 # fill OPTIONS...: options = these and, where they leave it open, a small model's
+small=(--batch-size:2 --string-size:16 --channels:64 --layers:2)
+[ "$model" = causalrn ] && small+=(--hidden:64)
 fill() {
     local given=" $* " default
     options=("$@")
-    for default in --batch-size:2 --string-size:16 --channels:64 --hidden:64 --layers:2; do
+    for default in "${small[@]}"; do
         [[ $given == *" ${default%:*} "* ]] || options+=("${default%:*}" "${default#*:}")
     done
 }
@@ -130,7 +132,8 @@ field() { sed -nE "s/^RESULT .* $1=([^ ]+).*/\1/p" "$2"; }
 trained() {
     local dir=$work/trained a b
     mkdir "$dir"
-    set -- --string-size 8 --channels 64 --hidden 64
+    fill --string-size 8 --batch-size 32
+    set -- "${options[@]}"
     $fp32 "$@" --steps 300 --out "$dir/run" >"$dir/log" 2>&1
     for program in $cpu $fp32 $bf16; do
         $program "$@" --steps 0 --load "$dir/run/checkpoint.safetensors" \
@@ -201,79 +204,150 @@ END
     wait
 }
 
-# noncausal: BiRN, and memory that starts as NaN
+# noncausal COMMAND...: with the programs that take --causal no and whose memory starts as NaN
 noncausal() {
+    CPU=build/cpu_noncausal FP32=build/fp32_noncausal BF16=build/bf16_noncausal "$@"
+}
+
+# causalrn_checks: CausalRN with the programs that users have
+causalrn_checks() {
+    local m s h c b postnorm prenorm activation tool
+    fails "--model linear --activation relu" 2 "activation exp" $bf16 --model linear \
+        --activation relu
+    fails "--model linear --hidden 4096" 2 "at most 3072" $bf16 --model linear --hidden 4096
+    for m in quadratic linear; do
+        background agree "$m" --model $m
+        for s in 1 128 256; do background agree "$m S=$s" --model $m --string-size $s; done
+        background agree "$m T=4096" --model $m --string-size 2047 --batch-size 1 --layers 1
+        for h in 33 192 3072; do background agree "$m H=$h" --model $m --hidden $h; done
+        for c in 33 768; do background agree "$m C=$c" --model $m --channels $c; done
+        background agree "$m C=65536" --model $m --channels 65536 --layers 1 --batch-size 1 \
+            --string-size 1
+        for b in 1 320; do background agree "$m B=$b" --model $m --batch-size $b; done
+        background agree "$m S=128 H=C=192 B=8 L=12" --model $m --string-size 128 --hidden 192 \
+            --channels 192 --batch-size 8 --layers 12
+        background agree "$m S=127 H=384" --model $m --string-size 127 --hidden 384
+        background agree "$m text" --model $m --task text --text README.md --context 65
+        background losses "$m ten steps fp32" 1e-4 $fp32 --model $m
+        background losses "$m ten steps bf16" 1e-2 $bf16 --model $m
+        background losses "$m --accumulate 3" 1e-4 $fp32 --model $m --accumulate 3
+        background same "$m fp32" $fp32 --model $m
+        background same "$m bf16" $bf16 --model $m
+        background same "$m bf16 H=192" $bf16 --model $m --hidden 192 --string-size 40
+    done
+    for postnorm in yes no; do
+        for prenorm in exact approx none; do
+            for activation in exp relu elu gelu; do
+                # relu's slope is a step: rounding a and b moves 1 pair in 1600 across it, which
+                # alone is 3e-2 of the gradient (measured: 2.6e-2 to 3.0e-2, whatever the norms)
+                [ $activation = relu ] && export BF16_GRAD=4e-2 || unset BF16_GRAD
+                background agree "quadratic $prenorm $activation, post norm $postnorm" \
+                    --prenorm $prenorm --activation $activation --postnorm $postnorm \
+                    --string-size 20
+            done
+        done
+        unset BF16_GRAD
+        background agree "quadratic exact elu H=192, post norm $postnorm" --activation elu \
+            --hidden 192 --postnorm $postnorm --string-size 20
+        background agree "quadratic approx gelu H=192, post norm $postnorm" --activation gelu \
+            --prenorm approx --hidden 192 --postnorm $postnorm --string-size 20
+        for prenorm in approx none; do
+            background agree "linear $prenorm, post norm $postnorm" --model linear \
+                --prenorm $prenorm --postnorm $postnorm --string-size 40
+        done
+    done
+    for tool in memcheck racecheck initcheck synccheck; do
+        background sanitize $tool
+        background sanitize $tool --model linear --hidden 192
+        background sanitize $tool --activation relu --prenorm approx --hidden 33
+    done
+}
+
+# causalrn_noncausal: BiRN, and memory that starts as NaN
+causalrn_noncausal() {
     local prenorm postnorm
-    export CPU=build/cpu_noncausal FP32=build/fp32_noncausal BF16=build/bf16_noncausal
     for postnorm in yes no; do
         for prenorm in exact approx none; do
             set -- --causal no --prenorm $prenorm --postnorm $postnorm
-            background agree "non-causal quadratic $prenorm, post norm $postnorm" "$@"
+            background noncausal agree "non-causal quadratic $prenorm, post norm $postnorm" "$@"
             [ $prenorm = exact ] && continue
-            background agree "non-causal linear $prenorm, post norm $postnorm" "$@" --model linear \
-                --hidden 33
+            background noncausal agree "non-causal linear $prenorm, post norm $postnorm" "$@" \
+                --model linear --hidden 33
         done
     done
-    background agree "poisoned memory, quadratic" --hidden 192 --string-size 40
-    background agree "poisoned memory, quadratic none" --hidden 192 --string-size 40 --prenorm none
-    background agree "poisoned memory, linear" --hidden 192 --string-size 40 --model linear
+    set -- --hidden 192 --string-size 40
+    background noncausal agree "poisoned memory, quadratic" "$@"
+    background noncausal agree "poisoned memory, quadratic none" "$@" --prenorm none
+    background noncausal agree "poisoned memory, linear" "$@" --model linear
+}
+
+# gpt2_checks: GPT-2 and the Transformers, all head sizes, text of small and large vocabularies
+gpt2_checks() {
+    local m s hs
+    fails "--channels 64 --heads 5" 2 "heads" $bf16 --channels 64 --heads 5
+    fails "--heads 1 --channels 4096" 2 "at most 3072" $bf16 --heads 1 --channels 4096
+    { # a file of 2000 of GPT-2's tokens
+        printf '\110\327\064\001\001\000\000\000\320\007\000\000'
+        head -c 1012 /dev/zero
+        for ((s = 0; s < 2000; s++)); do
+            hs=$((s * 7919 % 50257))
+            printf "\\x$(printf %02x $((hs % 256)))\\x$(printf %02x $((hs / 256)))"
+        done
+    } >"$work/tokens.bin"
+    for m in gpt2 transformer linear-transformer; do
+        background agree "$m" --model $m
+        for s in 1 127 128 256; do background agree "$m S=$s" --model $m --string-size $s; done
+        background agree "$m T=2048" --model $m --string-size 1023 --batch-size 1 --layers 1
+        for hs in 1 3 5 20 60 80 100; do
+            background agree "$m HS=$hs" --model $m --channels $((3 * hs)) --heads 3
+        done
+        for hs in 64 128 192; do
+            background agree "$m HS=$hs" --model $m --channels $((2 * hs)) --heads 2 \
+                --string-size 40
+        done
+        background agree "$m NH=33 B=33" --model $m --channels 66 --heads 33 --batch-size 33
+        background agree "$m C=768 NH=12 B=1" --model $m --channels 768 --heads 12 --batch-size 1
+        background agree "$m B=320" --model $m --batch-size 320
+        background agree "$m S=128 C=192 B=8 L=12" --model $m --string-size 128 --channels 192 \
+            --heads 1 --batch-size 8 --layers 12
+        background agree "$m text" --model $m --task text --text README.md --context 65
+        background agree "$m text, V=50257" --model $m --task text --vocab gpt2 --context 33 \
+            --text "$work/tokens.bin"
+        background losses "$m ten steps fp32" 1e-4 $fp32 --model $m
+        background losses "$m ten steps bf16" 1e-2 $bf16 --model $m
+        background losses "$m --accumulate 3" 1e-4 $fp32 --model $m --accumulate 3
+        background same "$m fp32" $fp32 --model $m
+        background same "$m bf16" $bf16 --model $m --channels 192 --heads 1 --string-size 40
+        background sanitize memcheck --model $m --heads 1
+        background sanitize racecheck --model $m --heads 1
+        background sanitize initcheck --model $m --channels 33 --heads 3
+        background sanitize synccheck --model $m --heads 1
+    done
+}
+
+# gpt2_noncausal: see causalrn_noncausal
+gpt2_noncausal() {
+    local m
+    for m in gpt2 transformer linear-transformer; do
+        background noncausal agree "non-causal $m" --causal no --model $m
+        background noncausal agree "non-causal $m HS=64" --causal no --model $m --channels 128 \
+            --heads 2 --string-size 40
+        background noncausal agree "poisoned memory, $m" --model $m --channels 128 --heads 1 \
+            --string-size 40
+    done
 }
 
 start=$(date +%s)
 others >"$work/others.log" 2>&1 &
 others_pid=$!
 fails "--causal no" 2 "a bidirectional model" $bf16 --causal no
-fails "--model linear --activation relu" 2 "activation exp" $bf16 --model linear --activation relu
 fails "B = 10^6" 4 "needs .* GiB, .* GiB are free" $bf16 --batch-size 1000000 --layers 12
-fails "--model linear --hidden 4096" 2 "at most 3072" $bf16 --model linear --hidden 4096
 CUDA_VISIBLE_DEVICES="" fails "no visible GPU" 4 "no visible GPU" $bf16
-for m in quadratic linear; do
-    background agree "$m" --model $m
-    for s in 1 128 256; do background agree "$m S=$s" --model $m --string-size $s; done
-    background agree "$m T=4096" --model $m --string-size 2047 --batch-size 1 --layers 1
-    for h in 33 192 3072; do background agree "$m H=$h" --model $m --hidden $h; done
-    for c in 33 768; do background agree "$m C=$c" --model $m --channels $c; done
-    background agree "$m C=65536" --model $m --channels 65536 --layers 1 --batch-size 1 \
-        --string-size 1
-    for b in 1 320; do background agree "$m B=$b" --model $m --batch-size $b; done
-    background agree "$m S=128 H=C=192 B=8 L=12" --model $m --string-size 128 --hidden 192 \
-        --channels 192 --batch-size 8 --layers 12
-    background agree "$m S=127 H=384" --model $m --string-size 127 --hidden 384
-    background losses "$m ten steps fp32" 1e-4 $fp32 --model $m
-    background losses "$m ten steps bf16" 1e-2 $bf16 --model $m
-    background same "$m fp32" $fp32 --model $m
-    background same "$m bf16" $bf16 --model $m
-    background same "$m bf16 H=192" $bf16 --model $m --hidden 192 --string-size 40
-done
-for postnorm in yes no; do
-    for prenorm in exact approx none; do
-        for activation in exp relu elu gelu; do
-            # relu's slope is a step: rounding a and b moves 1 pair in 1600 across it, which alone
-            # is 3e-2 of the gradient (measured: 2.6e-2 to 3.0e-2, whatever the norms)
-            [ $activation = relu ] && export BF16_GRAD=4e-2 || unset BF16_GRAD
-            background agree "quadratic $prenorm $activation, post norm $postnorm" \
-                --prenorm $prenorm --activation $activation --postnorm $postnorm --string-size 20
-        done
-    done
-    unset BF16_GRAD
-    background agree "quadratic exact elu H=192, post norm $postnorm" --activation elu --hidden 192 \
-        --postnorm $postnorm --string-size 20
-    background agree "quadratic approx gelu H=192, post norm $postnorm" --activation gelu \
-        --prenorm approx --hidden 192 --postnorm $postnorm --string-size 20
-    for prenorm in approx none; do
-        background agree "linear $prenorm, post norm $postnorm" --model linear --prenorm $prenorm \
-            --postnorm $postnorm --string-size 40
-    done
-done
+"${model}_checks"
 background trained
-for tool in memcheck racecheck initcheck synccheck; do
-    background sanitize $tool
-    background sanitize $tool --model linear --hidden 192
-    background sanitize $tool --activation relu --prenorm approx --hidden 33
-done
 wait $others_pid
 cat "$work/others.log"
-noncausal
+"${model}_noncausal"
 wait
 
 passed=0 failed=0

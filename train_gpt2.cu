@@ -1,0 +1,2419 @@
+// train_gpt2.cu: GPT-2 and two Transformers on the GPU, the same sections as train_gpt2.c, which
+// says what is computed and is what this is held against (dev/test_cuda.sh, `make test-cuda`).
+//
+//   s_tu  = q_t . k_u / sqrt(HS),  out_t = sum_u exp(s_tu) v_u / sum_u exp(s_tu)      softmax
+//   s_tu  = phi(q_t) . phi(k_u),   out_t = sum_u s_tu v_u / (sum_u s_tu + 1e-6)       linear
+//   over u <= t, phi(x) = elu(x) + 1                [arXiv 1706.03762 eq. 1, 2006.16236 eq. 7]
+//   a block: x += W_proj attention(W_qkv norm(x));  x += W_out gelu(W_fc norm(x) + b) + b
+//
+// Attention never stores anything of size T x T (FlashAttention: arXiv 2205.14135, 2307.08691): a
+// tile of queries walks over tiles of keys, the sums relative to a running maximum, and the
+// backward recomputes the weights from each row's log-sum-exp. BF16 with head sizes 64, 128 and 192
+// takes tensor cores; other sizes and FP32 a general kernel. Linear attention goes through the same
+// tiles with its own weights: for T up to 2048 this beats its form with a state (dev/attention/ has
+// both).
+//
+// nvcc -DPRECISION_BF16 (train_gpt2_gpu): weights and activations in bf16, through the typedef
+// floatX; fp32: master weights, the residual stream, which is kept of every block, statistics,
+// softmax, logits. The gradient of the residual stream is in bf16. Without it (train_gpt2_gpu_fp32)
+// all is fp32, no TF32.
+//
+// A step is one CUDA graph without a host in it: the host makes the next batch meanwhile, and reads
+// loss, norm and predictions of the step before. Only --accumulate N waits between its batches. No
+// float is added atomically: same bits every time. The residual is added in the epilogue of the
+// matrix product before it: a kernel that adds and normalizes would move as many bytes.
+//
+// Sections: [cuda] types and reductions; [mix] attention; [block] LayerNorm, GELU; [layers] matrix
+// product, normalize, embedding, cross-entropy; [optimizer] AdamW; [model]; [train]; [main].
+//
+// Figures of the CausalRN paper, run on an H200 (README.md has the measurements):
+//   ./train_gpt2_gpu --preset copy-s128                              Fig. 3, 4: the Transformer
+//   ./train_gpt2_gpu --preset copy-s128 --model linear-transformer   Fig. 4
+// Differences from the papers: those of train_gpt2.c.
+
+#include "data/tasks.h"
+#include "util/cuda_training.h" // and with it cuda, gemm, training and what these need
+#include "util/published.h"
+
+// ------------------------------------------------------------------------------------------------
+// [cuda] Warps, rows, reductions.  (shared)
+
+enum { WARP = 32, ROW_WARPS = 8 }; // kernels that give a row to a warp have blocks of ROW_WARPS
+
+// Pack: N consecutive elements, moved by one load or store.
+template <typename X, int N> struct alignas(sizeof(X) * N) Pack {
+    X v[N];
+};
+
+// warp_sum: sum of x over the 32 lanes, to all of them.
+static __device__ inline float warp_sum(float x)
+{
+    for (int i = WARP / 2; i > 0; i /= 2)
+        x += __shfl_xor_sync(~0u, x, i);
+    return x;
+}
+
+// block_sum: sum of x over the block's threads (a multiple of 32), to all of them, in a fixed
+// order.
+static __device__ double block_sum(double x)
+{
+    __shared__ double part[WARP];
+    for (int i = WARP / 2; i > 0; i /= 2)
+        x += __shfl_xor_sync(~0u, x, i);
+    __syncthreads(); // part may still be read from the call before
+    if (threadIdx.x % WARP == 0)
+        part[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = 0;
+    for (int i = 0; i < (int)blockDim.x / WARP; i++)
+        x += part[i];
+    return x;
+}
+
+// exp2_fast: 2^x on the special-function unit: relative error 2^-22, below 2^-126 it is 0.
+static __device__ inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#ifdef PRECISION_BF16
+// pack2: two floats as bf16 in one register, x in the low half.
+static __device__ inline uint32_t pack2(float x, float y)
+{
+    const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+    return *(const uint32_t *)&v;
+}
+
+// mma: c (16x8) += a (16x16) b (16x8), bf16 in, fp32 out. Lane 4g + t holds of c rows g and g+8 at
+// columns 2t, 2t+1; of a the same rows at k = 2t, 2t+1, then k + 8; of b column g at the same k.
+static __device__ inline void mma(float c[4], uint4 a, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+#endif
+
+// row_of_warp: the number of this warp's row, for kernels that give a row to a warp.
+static __device__ inline size_t row_of_warp(void)
+{
+    return blockIdx.x * (size_t)ROW_WARPS + threadIdx.x / WARP;
+}
+
+// LAUNCH_ROWS: a kernel that gives each of `rows` rows of n elements to a warp. Where n is a common
+// number it is a constant there (else 0): the loops over the row unroll, and its loads fly
+// together.
+#define LAUNCH_ROWS(kernel, rows, n, stream, ...) \
+    do { \
+        const size_t grid_ = ((rows) + ROW_WARPS - 1) / ROW_WARPS; \
+        if ((n) == 192) \
+            LAUNCH(kernel<192>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
+        else if ((n) == 768) \
+            LAUNCH(kernel<768>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
+        else \
+            LAUNCH(kernel<0>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
+    } while (0)
+
+#define EPS 1e-8f
+#define LOG2E 1.4426950408889634f
+
+typedef struct {
+    float mean, rstd;
+} Moments;
+
+// row_moments: mean and 1/sqrt(biased variance + eps) of x (n), by a warp. The mean is taken about
+// x[0], so that a constant row has variance exactly 0. WIDTH: n where it is a constant, else 0.
+template <typename X, int WIDTH>
+static __device__ inline Moments row_moments(const X *x, int size, float eps)
+{
+    const int lane = threadIdx.x % WARP, n = WIDTH ? WIDTH : size;
+    float first = (float)x[0], sum = 0, squares = 0;
+#pragma unroll
+    for (int i = lane; i < n; i += WARP)
+        sum += (float)x[i] - first;
+    const float mean = first + warp_sum(sum) / (float)n;
+#pragma unroll
+    for (int i = lane; i < n; i += WARP)
+        squares += ((float)x[i] - mean) * ((float)x[i] - mean);
+    return {mean, rsqrtf(warp_sum(squares) / (float)n + eps)};
+}
+
+// ------------------------------------------------------------------------------------------------
+// [mix] Attention: softmax over pairs of positions, or linear with a state.
+
+#define ARCHITECTURE "gpt2"
+enum { GPT2, TRANSFORMER, LINEAR };
+
+#define LN2 0.6931471805599453f
+#define LINEAR_EPS 1e-6f
+
+// WITH_FLAG: the statement with NAME as a constant 0 or 1, for kernels that have it as a template.
+#define WITH_FLAG(NAME, flag, ...) \
+    do { \
+        if (flag) { enum { NAME = 1 }; __VA_ARGS__; } \
+        else { enum { NAME = 0 }; __VA_ARGS__; } \
+    } while (0)
+
+// phi: the linear Transformer's feature map, elu(x) + 1 without its cancellation; 0 below -87.
+static __device__ inline float phi(float x)
+{
+    return x > 0 ? x + 1 : exp2_fast(LOG2E * x);
+}
+
+// phi_slope: phi'(x).
+static __device__ inline float phi_slope(float x)
+{
+    return x > 0 ? 1 : exp2_fast(LOG2E * x);
+}
+
+#ifdef PRECISION_BF16
+// ---- instructions
+
+// ldmatrix: the four 8x8 quarters of a 16x16 tile of bf16 in shared memory, each lane with the
+// address p of 8 elements in a row. p at row_at: an a of mma or, TRANS, b's x, y and z, w with the
+// rows as k; p at column_at: b's x, y and z, w with the rows as columns or, TRANS, an a with the
+// rows as k. (Registers that mma wants side by side come side by side.)
+template <int TRANS> static __device__ inline uint4 ldmatrix(const floatX *p)
+{
+    uint4 f;
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
+    if (TRANS)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(f.x), "=r"(f.y), "=r"(f.z), "=r"(f.w) : "r"(at) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(f.x), "=r"(f.y), "=r"(f.z), "=r"(f.w) : "r"(at) : "memory");
+    return f;
+}
+
+// copy_async: start copying 16 bytes from global to shared memory; not `inside`: 16 zeros.
+static __device__ inline void copy_async(floatX *to, const floatX *from, bool inside)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : :
+                 "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from), "r"(inside ? 16 : 0)
+                 : "memory");
+}
+
+// copy_async: the same for the two floats of a row's statistics.
+static __device__ inline void copy_async(float2 *to, const float2 *from, bool inside)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" : :
+                 "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from), "r"(inside ? 8 : 0)
+                 : "memory");
+}
+
+// copy_wait: until all that this thread copies has arrived.
+static __device__ inline void copy_wait(void)
+{
+    asm volatile("cp.async.wait_all;" : : : "memory");
+}
+
+// ---- tiles: [ROWS][HS + 8], so that ldmatrix meets every bank once; blocks of WARPS warps
+
+// row_at, column_at: where in a 16x16 tile, its rows ld apart, ldmatrix's lane reads.
+static __device__ inline int row_at(int lane, int ld)
+{
+    return lane % 16 * ld + lane / 16 * 8;
+}
+
+// column_at: see row_at.
+static __device__ inline int column_at(int lane, int ld)
+{
+    return (lane / 16 * 8 + lane % 8) * ld + lane / 8 % 2 * 8;
+}
+
+// accumulator_pack: columns 0-15 of a 16x16 product, two accumulators of mma, as an a of mma.
+static __device__ inline uint4 accumulator_pack(const float c[2][4])
+{
+    return {pack2(c[0][0], c[0][1]), pack2(c[0][2], c[0][3]), pack2(c[1][0], c[1][1]),
+            pack2(c[1][2], c[1][3])};
+}
+
+// tile_fetch: start copying rows row .. row+ROWS-1 of x (T,HS), `stride` apart, into a tile; rows
+// from T on become 0. A thread always has the same elements of a tile: see tile_phi.
+template <int HS, int ROWS, int WARPS>
+static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stride, int row, int T)
+{
+    const int r = threadIdx.x / 8, column = threadIdx.x % 8 * 8;
+#pragma unroll
+    for (int i = 0; i < ROWS; i += 4 * WARPS) {
+        if (ROWS % (4 * WARPS) && i + r >= ROWS)
+            break;
+        const bool inside = row + i + r < T;
+        const floatX *from = x + (size_t)(inside ? row + i + r : 0) * stride + column;
+#pragma unroll
+        for (int c = 0; c < HS; c += 64)
+            copy_async(tile + (i + r) * (HS + 8) + column + c, from + c, inside);
+    }
+}
+
+// tile_phi: the tile = phi of it; each thread does what it copied itself, so copy_wait is enough.
+template <int HS, int ROWS, int WARPS> static __device__ inline void tile_phi(floatX *tile)
+{
+    floatX *x = tile + threadIdx.x / 8 * (HS + 8) + threadIdx.x % 8 * 8;
+#pragma unroll 1
+    for (int i = 0; i + (int)threadIdx.x / 8 < ROWS; i += 4 * WARPS)
+#pragma unroll
+        for (int c = 0; c < HS; c += 64)
+#pragma unroll
+            for (int k = 0; k < 8; k += 4) { // fewer registers than 8 at once
+                Pack<floatX, 4> *p = (Pack<floatX, 4> *)(x + i * (HS + 8) + c + k), v = *p;
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+                    v.v[n] = (floatX)phi((float)v.v[n]);
+                *p = v;
+            }
+}
+
+// tile_dots: c[i] (16 x 16G) += own_i (16 rows, HS) other_i^T (16G rows, HS) for two tiles i, the
+// second ROWS (own) and OT (other) rows after the first. own is at row_at, other at column_at of
+// the first 16x16; the first KEEP tiles of own come from registers instead.
+template <int HS, int ROWS, int OT, int G, int KEEP>
+static __device__ inline void tile_dots(float c[2][2 * G][4], const uint4 kept[][HS / 16],
+                                        const floatX *own, const floatX *other)
+{
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const uint4 a = i < KEEP ? kept[i][k]
+                                     : ldmatrix<0>(own + i * ROWS * (HS + 8) + 16 * k);
+#pragma unroll
+            for (int n = 0; n < G; n++) {
+                const uint4 b = ldmatrix<0>(other + (i * OT + 16 * n) * (HS + 8) + 16 * k);
+                mma(c[i][2 * n], a, b.x, b.y);
+                mma(c[i][2 * n + 1], a, b.z, b.w);
+            }
+        }
+}
+
+// ---- forward
+
+// forward_mask: s, a warp's products of 16 MT queries from `row` and OT keys from `key`, = value
+// where the key does not exist or comes after the query.
+template <int MT, int OT>
+static __device__ inline void forward_mask(float s[MT][OT / 8][4], float value, int row, int key,
+                                           int T, int causal)
+{
+    row += threadIdx.x % WARP / 4, key += threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < MT * OT / 2; i++) {
+        const int m = i / (OT / 2), n = i / 4 % (OT / 8), u = key + 8 * n + i % 2;
+        if (u >= T || (causal && u > row + 16 * m + i % 4 / 2 * 8))
+            s[m][n][i % 4] = value;
+    }
+}
+
+// softmax_step: s = p relative to 2^top, from q.k, and sum += it. Where a row's largest logit has
+// outgrown its top by 2^8, every top moves up to its row's largest, and o and sum with it: what p
+// rounds to does not depend on top.
+template <int HS, int MT, int OT>
+static __device__ inline void softmax_step(float s[MT][OT / 8][4], float o[MT][HS / 8][4],
+                                           float top[MT][2], float sum[MT][2])
+{
+    const float factor = LOG2E * rsqrtf((float)HS);
+    float high[MT][2];
+    bool grown = false;
+#pragma unroll
+    for (int i = 0; i < 2 * MT; i++) {
+        float most = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < OT / 8; n++)
+            most = fmaxf(most, fmaxf(s[i / 2][n][i % 2 * 2], s[i / 2][n][i % 2 * 2 + 1]));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+        high[i / 2][i % 2] = factor * fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        grown |= high[i / 2][i % 2] > top[i / 2][i % 2] + 8;
+    }
+    if (__any_sync(~0u, grown))
+#pragma unroll
+        for (int i = 0; i < 2 * MT; i++) {
+            const float higher = fmaxf(top[i / 2][i % 2], high[i / 2][i % 2]);
+            const float shrink = exp2_fast(top[i / 2][i % 2] - higher);
+            top[i / 2][i % 2] = higher;
+            sum[i / 2][i % 2] *= shrink;
+#pragma unroll
+            for (int n = 0; n < HS / 8; n++) {
+                o[i / 2][n][i % 2 * 2] *= shrink;
+                o[i / 2][n][i % 2 * 2 + 1] *= shrink;
+            }
+        }
+#pragma unroll
+    for (int i = 0; i < MT * OT / 2; i++) {
+        float *p = &s[i / (OT / 2)][i / 4 % (OT / 8)][i % 4];
+        *p = exp2_fast(fmaf(*p, factor, -top[i / (OT / 2)][i % 4 / 2]));
+        sum[i / (OT / 2)][i % 4 / 2] += *p;
+    }
+}
+
+// forward_store: out and lse (linear: norm) of a warp's 16 MT queries of one head, from `row`.
+template <int HS, int PHI, int MT>
+static __device__ inline void forward_store(floatX *out, float *lse, const float o[MT][HS / 8][4],
+                                            const float top[MT][2], const float sum[MT][2],
+                                            int head, int row, int T, int C, int NH)
+{
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 2 * MT; i++) {
+        const int u = row + 16 * (i / 2) + 8 * (i % 2) + g;
+        float total = sum[i / 2][i % 2];
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        total += PHI ? LINEAR_EPS : 0;
+        const float inverse = 1 / total;
+        if (u >= T)
+            continue;
+        if (t == 0)
+            lse[(size_t)head * T + u] = PHI ? total : LN2 * (top[i / 2][i % 2] + log2f(total));
+        floatX *y = out + ((size_t)(head / NH) * T + u) * C + head % NH * HS + 2 * t;
+#pragma unroll
+        for (int n = 0; n < HS / 8; n++)
+            *(uint32_t *)(y + 8 * n) = pack2(o[i / 2][n][i % 2 * 2] * inverse,
+                                             o[i / 2][n][i % 2 * 2 + 1] * inverse);
+    }
+}
+
+// forward_bytes: shared memory of a block of attention_forward_kernel.
+static size_t forward_bytes(int HS, int WARPS, int MT, int OT)
+{
+    return (size_t)(16 * WARPS * MT + 4 * OT) * (HS + 8) * sizeof(floatX);
+}
+
+// attention_forward_kernel: out and lse (linear: norm) of 16 WARPS MT queries of one head: a warp
+// has 16 MT of them and walks over the keys, OT at a time, the next already on their way.
+template <int HS, int PHI, int WARPS, int MT, int OT, int BLOCKS>
+static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
+    attention_forward_kernel(floatX *out, float *lse, const floatX *qkv, int T, int C, int NH,
+                             int causal)
+{
+    enum { ROWS = 16 * WARPS * MT, LD = HS + 8, STAGE = 2 * OT * LD };
+    extern __shared__ __align__(16) floatX tiles[]; // q [ROWS][LD], then twice k, v [OT][LD]
+    const int lane = threadIdx.x % WARP, blocks = (T + ROWS - 1) / ROWS;
+    const int head = blockIdx.x / blocks;
+    const int first = (blocks - 1 - blockIdx.x % blocks) * ROWS; // causal: the longest come first
+    const int row = first + threadIdx.x / WARP * 16 * MT;        // of this warp
+    const int last = ((causal ? min(first + ROWS, T) : T) - 1) / OT;
+    const floatX *x = qkv + (size_t)(head / NH) * T * 3 * C + head % NH * HS;
+    float o[MT][HS / 8][4] = {}, top[MT][2], sum[MT][2] = {};
+    for (int i = 0; i < 2 * MT; i++)
+        top[i / 2][i % 2] = -INFINITY;
+    tile_fetch<HS, ROWS, WARPS>(tiles, x, 3 * C, first, T);
+    tile_fetch<HS, OT, WARPS>(tiles + ROWS * LD, x + C, 3 * C, 0, T);
+    tile_fetch<HS, OT, WARPS>(tiles + (ROWS + OT) * LD, x + 2 * C, 3 * C, 0, T);
+    for (int j = 0; j <= last; j++) {
+        floatX *keys = tiles + ROWS * LD + j % 2 * STAGE;
+        floatX *next = tiles + ROWS * LD + (j + 1) % 2 * STAGE;
+        copy_wait();
+        if (PHI)
+            tile_phi<HS, OT, WARPS>(keys);
+        if (PHI && j == 0)
+            tile_phi<HS, ROWS, WARPS>(tiles);
+        __syncthreads(); // keys, v are there; nobody reads `next` any more
+        if (j < last) {
+            tile_fetch<HS, OT, WARPS>(next, x + C, 3 * C, (j + 1) * OT, T);
+            tile_fetch<HS, OT, WARPS>(next + OT * LD, x + 2 * C, 3 * C, (j + 1) * OT, T);
+        }
+        if (row >= T || (causal && j * OT >= row + 16 * MT))
+            continue;
+        const floatX *own = tiles + (row - first) * LD + row_at(lane, LD);
+        const floatX *k = keys + column_at(lane, LD), *v = keys + OT * LD + row_at(lane, LD);
+        float s[MT][OT / 8][4] = {};
+#pragma unroll
+        for (int c = 0; c < HS; c += 16) {
+            uint4 a[MT];
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+                a[m] = ldmatrix<0>(own + 16 * m * LD + c);
+#pragma unroll
+            for (int n = 0; n < OT / 16; n++) {
+                const uint4 b = ldmatrix<0>(k + 16 * n * LD + c);
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    mma(s[m][2 * n], a[m], b.x, b.y);
+                    mma(s[m][2 * n + 1], a[m], b.z, b.w);
+                }
+            }
+        }
+        if ((j + 1) * OT > T || (causal && (j + 1) * OT > row + 1))
+            forward_mask<MT, OT>(s, PHI ? 0 : -INFINITY, row, j * OT, T, causal);
+        if (!PHI) // every row sees key 0, which comes first: from here on its top is above -inf
+            softmax_step<HS, MT, OT>(s, o, top, sum);
+#pragma unroll
+        for (int i = 0; PHI && i < MT * OT / 2; i++)
+            sum[i / (OT / 2)][i % 4 / 2] += s[i / (OT / 2)][i / 4 % (OT / 8)][i % 4];
+#pragma unroll
+        for (int n = 0; n < OT / 16; n++) {
+            uint4 a[MT];
+#pragma unroll
+            for (int m = 0; m < MT; m++)
+                a[m] = accumulator_pack(&s[m][2 * n]);
+#pragma unroll
+            for (int c = 0; c < HS / 16; c++) {
+                const uint4 b = ldmatrix<1>(v + 16 * n * LD + 16 * c);
+#pragma unroll
+                for (int m = 0; m < MT; m++) {
+                    mma(o[m][2 * c], a[m], b.x, b.y);
+                    mma(o[m][2 * c + 1], a[m], b.z, b.w);
+                }
+            }
+        }
+    }
+    forward_store<HS, PHI, MT>(out, lse, o, top, sum, head, row, T, C, NH);
+}
+
+// ---- backward
+
+// backward_bytes: shared memory of a block of attention_backward_kernel.
+static size_t backward_bytes(int HS, int WARPS, int OT)
+{
+    return (size_t)(2 * 16 * WARPS + 4 * OT) * (HS + 8) * sizeof(floatX) + 2 * OT * sizeof(float2);
+}
+
+// tile_stats: (log2 of the softmax's divisor, or 1 / norm; D = dout.out) of row `row` of out
+// (T,HS), 0 from T on, to the four lanes of a row. dout: that row alone.
+template <int HS, int PHI>
+static __device__ inline float2 tile_stats(const floatX *dout, const floatX *out, const float *lse,
+                                           int C, int row, int T)
+{
+    float D = 0, weight = 0;
+    if (row < T) {
+#pragma unroll
+        for (int c = threadIdx.x % 4 * 8; c < HS; c += 32) {
+            const Pack<floatX, 8> x = *(const Pack<floatX, 8> *)(out + (size_t)row * C + c);
+            const Pack<floatX, 8> y = *(const Pack<floatX, 8> *)(dout + c);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                D += (float)x.v[i] * (float)y.v[i];
+        }
+        weight = PHI ? 1 / lse[row] : LOG2E * lse[row];
+    }
+    D += __shfl_xor_sync(~0u, D, 1);
+    return {weight, D + __shfl_xor_sync(~0u, D, 2)};
+}
+
+// tile_store: rows row .. row+15 of dx, rows 3C apart, those below T = factor sum, a warp's 16 x HS
+// accumulators. x not NULL: times phi' of it, the same rows of qkv.
+template <int HS>
+static __device__ inline void tile_store(floatX *dx, const float sum[HS / 8][4], const floatX *x,
+                                         float factor, int C, int row, int T)
+{
+    const int lane = threadIdx.x % WARP;
+#pragma unroll
+    for (int half = 0; half < 2; half++) {
+        const int r = row + 8 * half + lane / 4;
+        const size_t at = (size_t)r * 3 * C + lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < HS / 8 && r < T; n++) {
+            float y[2] = {factor * sum[n][2 * half], factor * sum[n][2 * half + 1]};
+            if (x)
+                for (int i = 0; i < 2; i++)
+                    y[i] *= phi_slope((float)x[at + 8 * n + i]);
+            *(uint32_t *)(dx + at + 8 * n) = pack2(y[0], y[1]);
+        }
+    }
+}
+
+// backward_step: a = q.k becomes p, b = dout.v becomes ds, for a warp's 16 rows from `row` and 8N
+// others from `from`: SIDE 0: rows are queries, SIDE 1: keys. The queries' stats are own's, this
+// lane's two, or others'.
+template <int HS, int PHI, int SIDE, int N>
+static __device__ inline void backward_step(float a[N][4], float b[N][4], const float2 own[2],
+                                            const float2 *others, int row, int from, int T,
+                                            int causal)
+{
+    const float factor = LOG2E * rsqrtf((float)HS);
+    const int lane = threadIdx.x % WARP, t = lane % 4, away = from - row;
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        const float2 z = SIDE ? others[i / 4 * 8 + 2 * t + i % 2] : own[i % 4 / 2];
+        float *p = &a[i / 4][i % 4], *ds = &b[i / 4][i % 4];
+        *p = PHI ? *p * z.x : exp2_fast(fmaf(*p, factor, -z.x));
+        *ds = (*ds - z.y) * (PHI ? z.x : *p);
+    }
+    // selected, not multiplied: what an unseen pair gave may be infinite
+    if ((causal && away > -8 * N && away < 16) || from + 8 * N > T || T == 1) {
+#pragma unroll
+        for (int i = 0; i < 4 * N; i++) {
+            const int r = row + i % 4 / 2 * 8 + lane / 4, c = from + i / 4 * 8 + 2 * t + i % 2;
+            const int query = SIDE ? c : r, key = SIDE ? r : c;
+            const bool seen = key < T && !(causal && key > query);
+            const bool alone = !PHI && (causal ? query == 0 : T == 1); // p is 1 whatever q.k
+            a[i / 4][i % 4] = seen ? a[i / 4][i % 4] : 0;
+            b[i / 4][i % 4] = seen && !alone ? b[i / 4][i % 4] : 0;
+        }
+    }
+}
+
+// attention_backward_kernel: SIDE 0: dq of 16 WARPS queries of a head, and their stats (B,NH,T);
+// SIDE 1, after it: dk, dv of as many keys. A warp owns 16 of them and walks over the others, the
+// keys or the queries, OT at a time, the next already on their way.
+template <int HS, int PHI, int SIDE, int WARPS, int OT, int BLOCKS>
+static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
+    attention_backward_kernel(floatX *dqkv, float2 *stats, const floatX *dout, const floatX *out,
+                              const float *lse, const floatX *qkv, int T, int C, int NH, int causal)
+{
+    enum { ROWS = 16 * WARPS, LD = HS + 8, STAGE = 2 * OT * LD };
+    enum { KEEP = HS <= 128 ? 2 : !SIDE, G = KEEP == 1 ? 2 : 1 }; // what registers allow
+    extern __shared__ __align__(16) floatX tiles[]; // own [2][ROWS][LD], others [2][2][OT][LD]
+    const int lane = threadIdx.x % WARP, t = lane % 4;
+    const int blocks = (T + ROWS - 1) / ROWS, head = blockIdx.x / blocks, nth = blockIdx.x % blocks;
+    const int first = (SIDE ? nth : blocks - 1 - nth) * ROWS; // causal: the longest come first
+    const int row = first + threadIdx.x / WARP * 16;        // of this warp
+    const int begin = SIDE && causal ? first / OT : 0;
+    const int last = ((causal && !SIDE ? min(first + ROWS, T) : T) - 1) / OT;
+    const size_t at = (size_t)(head / NH) * T * 3 * C + head % NH * HS;
+    const size_t out_at = (size_t)(head / NH) * T * C + head % NH * HS;
+    const floatX *q = qkv + at, *k = q + C, *v = k + C, *g = dout + out_at;
+    floatX *own = tiles, *others = tiles + 2 * ROWS * LD;
+    float2 *other_stats = (float2 *)(others + 2 * STAGE), own_stats[2];
+    uint4 kept[2][HS / 16]; // the first KEEP are in use
+    float dx[HS / 8][4] = {}, dv[SIDE ? HS / 8 : 1][4] = {}; // dx: dq or dk
+    stats += (size_t)head * T;
+    const auto fetch = [=](int j) {
+        floatX *to = others + j % 2 * STAGE;
+        tile_fetch<HS, OT, WARPS>(to, SIDE ? q : k, 3 * C, j * OT, T);
+        tile_fetch<HS, OT, WARPS>(to + OT * LD, SIDE ? g : v, SIDE ? C : 3 * C, j * OT, T);
+        const int i = j * OT + threadIdx.x, inside = i < T;
+        if (SIDE && threadIdx.x < OT)
+            copy_async(other_stats + j % 2 * OT + threadIdx.x, stats + (inside ? i : 0), inside);
+    };
+    tile_fetch<HS, ROWS, WARPS>(own, SIDE ? k : q, 3 * C, first, T);
+    tile_fetch<HS, ROWS, WARPS>(own + ROWS * LD, SIDE ? v : g, SIDE ? 3 * C : C, first, T);
+    fetch(begin);
+    own += (row - first) * LD + row_at(lane, LD);
+    copy_wait();
+    if (PHI)
+        tile_phi<HS, ROWS, WARPS>(tiles);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < KEEP * HS / 16; i++) // tile, then column
+        kept[i / (HS / 16)][i % (HS / 16)] =
+            ldmatrix<0>(own + i / (HS / 16) * ROWS * LD + i % (HS / 16) * 16);
+    for (int i = 0; !SIDE && i < 2; i++) {
+        const int r = row + 8 * i + lane / 4;
+        own_stats[i] = tile_stats<HS, PHI>(tiles + (ROWS + r - first) * LD, out + out_at,
+                                              lse + (size_t)head * T, C, r, T);
+        if (r < T && t == 0)
+            stats[r] = own_stats[i];
+    }
+    for (int j = begin; j <= last; j++) {
+        copy_wait();
+        if (PHI)
+            tile_phi<HS, OT, WARPS>(others + j % 2 * STAGE);
+        __syncthreads(); // the others of j are there; nobody reads those of j - 1 any more
+        if (j < last)
+            fetch(j + 1);
+        if (row >= T)
+            continue;
+#pragma unroll 1
+        for (int from = j * OT; from < (j + 1) * OT; from += 16 * G) {
+            const int away = from - row; // of their first from ours
+            const floatX *other = others + (j % 2 * 2 * OT + from - j * OT) * LD;
+            if (from >= T || (causal && (SIDE ? away <= -16 : away >= 16)))
+                continue;
+            float s[2][2 * G][4] = {}; // q.k, then p; dout.v, then ds
+            tile_dots<HS, ROWS, OT, G, KEEP>(s, kept, own, other + column_at(lane, LD));
+            other += row_at(lane, LD);
+            backward_step<HS, PHI, SIDE, 2 * G>(
+                s[0], s[1], own_stats, other_stats + j % 2 * OT + from - j * OT, row, from, T,
+                causal);
+#pragma unroll
+            for (int n = 0; n < G; n++) {
+                const uint4 p = accumulator_pack(&s[0][2 * n]), ds = accumulator_pack(&s[1][2 * n]);
+#pragma unroll
+                for (int c = 0; c < HS / 16; c++) {
+                    const uint4 x = ldmatrix<1>(other + 16 * n * LD + 16 * c);
+                    mma(dx[2 * c], ds, x.x, x.y);
+                    mma(dx[2 * c + 1], ds, x.z, x.w);
+                    if (SIDE) {
+                        const uint4 y = ldmatrix<1>(other + (OT + 16 * n) * LD + 16 * c);
+                        mma(dv[SIDE ? 2 * c : 0], p, y.x, y.y);
+                        mma(dv[SIDE ? 2 * c + 1 : 0], p, y.z, y.w);
+                    }
+                }
+            }
+        }
+    }
+    tile_store<HS>(dqkv + at + (SIDE ? C : 0), dx, PHI ? qkv + at + (SIDE ? C : 0) : NULL,
+                   PHI ? 1 : rsqrtf((float)HS), C, row, T);
+    if (SIDE)
+        tile_store<HS>(dqkv + at + 2 * C, (const float(*)[4])dv, NULL, 1, C, row, T);
+}
+#endif
+
+// ---- any head size and type: a warp a row
+
+enum { GENERAL_WARPS = 4 };
+
+// attention_general_kernel: out and lse (PHI: norm) of positions t0 .. t0+count-1 of T, a warp a
+// query. Softmax as it goes: o and sum are relative to the largest logit so far. A warp has 2 HS
+// floats of shared memory.
+template <int PHI>
+static __global__ void attention_general_kernel(floatX *out, float *lse, const floatX *qkv,
+                                                size_t rows, int T, int t0, int count, int C,
+                                                int NH, int causal)
+{
+    extern __shared__ float shared[];
+    const int lane = threadIdx.x % WARP, HS = C / NH;
+    const size_t row = blockIdx.x * (size_t)GENERAL_WARPS + threadIdx.x / WARP, head = row / count;
+    const int t = t0 + row % count, end = causal ? t + 1 : T;
+    const floatX *x = qkv + head / NH * T * 3 * C + head % NH * HS;
+    float *q = shared + threadIdx.x / WARP * 2 * HS, *o = q + HS;
+    const float factor = LOG2E * rsqrtf((float)HS);
+    float top = -INFINITY, sum = 0;
+    if (row >= rows)
+        return;
+    for (int h = lane; h < HS; h += WARP) {
+        const float value = (float)x[(size_t)t * 3 * C + h];
+        q[h] = PHI ? phi(value) : factor * value;
+        o[h] = 0;
+    }
+    for (int u = 0; u < end; u++) {
+        const floatX *k = x + (size_t)u * 3 * C + C, *v = k + C;
+        float p = 0, shrink = 1;
+        for (int h = lane; h < HS; h += WARP)
+            p += q[h] * (PHI ? phi((float)k[h]) : (float)k[h]);
+        p = warp_sum(p);
+        if (!PHI) { // u = 0: shrink = 2^-inf = 0
+            const float higher = fmaxf(top, p);
+            shrink = exp2_fast(top - higher);
+            p = exp2_fast(p - higher);
+            top = higher;
+        }
+        sum = sum * shrink + p;
+        for (int h = lane; h < HS; h += WARP)
+            o[h] = o[h] * shrink + p * (float)v[h];
+    }
+    sum += PHI ? LINEAR_EPS : 0;
+    for (int h = lane; h < HS; h += WARP)
+        out[(head / NH * count + t - t0) * C + head % NH * HS + h] = (floatX)(o[h] / sum);
+    if (lane == 0)
+        lse[row] = PHI ? sum : LN2 * (top + log2f(sum));
+}
+
+// attention_general_grad_kernel: SIDE 0: dq, a warp a query, and stats (B,NH,T) (see tile_stats);
+// SIDE 1, after it: dk, dv, a warp a key. A warp has 4 HS floats of shared memory.
+template <int PHI, int SIDE>
+static __global__ void
+attention_general_grad_kernel(floatX *dqkv, float2 *stats, const floatX *dout, const floatX *out,
+                              const float *lse, const floatX *qkv, size_t rows, int T, int C,
+                              int NH, int causal)
+{
+    extern __shared__ float shared[];
+    const int lane = threadIdx.x % WARP, HS = C / NH;
+    const size_t row = blockIdx.x * (size_t)GENERAL_WARPS + threadIdx.x / WARP, head = row / T;
+    const int own = row % T, begin = SIDE && causal ? own : 0, end = causal && !SIDE ? own + 1 : T;
+    const size_t at = head / NH * T * 3 * C + head % NH * HS;
+    const size_t out_at = head / NH * T * C + head % NH * HS;
+    const floatX *x = qkv + at + (SIDE ? C : 0) + (size_t)own * 3 * C;
+    const floatX *y = SIDE ? x + C : dout + out_at + (size_t)own * C;
+    float *a = shared + threadIdx.x / WARP * 4 * HS, *b = a + HS, *dx = b + HS, *dv = dx + HS;
+    const float scale = PHI ? 1 : rsqrtf((float)HS);
+    float D = 0;
+    if (row >= rows)
+        return;
+    for (int h = lane; h < HS; h += WARP) {
+        a[h] = PHI ? phi((float)x[h]) : (float)x[h];
+        b[h] = (float)y[h];
+        dx[h] = dv[h] = 0;
+        if (!SIDE)
+            D += b[h] * (float)out[out_at + (size_t)own * C + h];
+    }
+    D = warp_sum(D);
+    const float2 own_stats = {SIDE ? 0 : PHI ? 1 / lse[row] : LOG2E * lse[row], D};
+    if (!SIDE && lane == 0)
+        stats[row] = own_stats;
+    for (int i = begin; i < end; i++) {
+        const floatX *c = qkv + at + (SIDE ? 0 : C) + (size_t)i * 3 * C;
+        const floatX *d = SIDE ? dout + out_at + (size_t)i * C : c + C;
+        const float2 z = SIDE ? stats[head * T + i] : own_stats;
+        const bool alone = !PHI && (causal ? (SIDE ? i : own) == 0 : T == 1); // p is 1
+        float p = 0, ds = 0;
+        for (int h = lane; h < HS; h += WARP) {
+            p += a[h] * (PHI ? phi((float)c[h]) : (float)c[h]);
+            ds += b[h] * (float)d[h];
+        }
+        p = warp_sum(p);
+        p = PHI ? p * z.x : exp2_fast(p * (LOG2E * scale) - z.x);
+        ds = alone ? 0 : (PHI ? z.x : p) * (warp_sum(ds) - z.y);
+        for (int h = lane; h < HS; h += WARP) {
+            dx[h] += ds * (PHI ? phi((float)c[h]) : (float)c[h]);
+            if (SIDE)
+                dv[h] += p * (float)d[h];
+        }
+    }
+    floatX *to = dqkv + at + (SIDE ? C : 0) + (size_t)own * 3 * C;
+    for (int h = lane; h < HS; h += WARP) {
+        to[h] = (floatX)(dx[h] * (PHI ? phi_slope((float)x[h]) : scale));
+        if (SIDE)
+            to[C + h] = (floatX)dv[h];
+    }
+}
+
+// ---- launchers
+
+// attention_tiled: whether the tiles take this head size; they exist in BF16 alone.
+static int attention_tiled(size_t HS)
+{
+    return sizeof(floatX) == 2 && (HS == 64 || HS == 128 || HS == 192);
+}
+
+// attention_check: die over a head size that the general kernels' shared memory does not hold.
+static void attention_check(size_t HS)
+{
+    const size_t most = 3072;
+    if (HS > most)
+        die(EXIT_USAGE, "--heads: heads of %zu channels, expected at most %zu on the GPU\n"
+            "hint: more --heads; train_gpt2 takes any number", HS, most);
+}
+
+// attention_fits: die unless C is a multiple of NH and a row's and a head's numbers fit an int.
+static void attention_fits(size_t T, size_t C, size_t NH)
+{
+    if (NH == 0 || C == 0 || C % NH)
+        die(EXIT_USAGE, "attention: %zu channels do not divide into %zu heads", C, NH);
+    if (T > 1 << 24 || C > 1 << 24)
+        die(EXIT_MEMORY, "attention: T = %zu, C = %zu, expected at most 2^24", T, C);
+}
+
+#ifdef PRECISION_BF16
+// attention_forward_tiled, attention_backward_tiled: launch the tiles of one head size. WARPS, MT,
+// OT: see the kernels. BLOCKS: blocks a multiprocessor shall have registers for.
+template <int HS, int PHI, int WARPS, int MT, int OT, int BLOCKS>
+static void attention_forward_tiled(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T,
+                                    size_t C, size_t NH, int causal, cudaStream_t stream)
+{
+    const size_t rows = 16 * WARPS * MT;
+    LAUNCH((attention_forward_kernel<HS, PHI, WARPS, MT, OT, BLOCKS>),
+           B * NH * ((T + rows - 1) / rows), WARPS * WARP, forward_bytes(HS, WARPS, MT, OT), stream,
+           out, lse, qkv, (int)T, (int)C, (int)NH, causal);
+}
+
+// attention_backward_tiled: see attention_forward_tiled.
+template <int HS, int PHI, int SIDE, int WARPS, int OT, int BLOCKS>
+static void attention_backward_tiled(floatX *dqkv, const floatX *dout, const floatX *out,
+                                     const float *lse, const floatX *qkv, float *scratch, size_t B,
+                                     size_t T, size_t C, size_t NH, int causal, cudaStream_t stream)
+{
+    LAUNCH((attention_backward_kernel<HS, PHI, SIDE, WARPS, OT, BLOCKS>),
+           B * NH * ((T + 16 * WARPS - 1) / (16 * WARPS)), WARPS * WARP,
+           backward_bytes(HS, WARPS, OT), stream, dqkv, (float2 *)scratch, dout, out, lse,
+           qkv, (int)T, (int)C, (int)NH, causal);
+}
+#endif
+
+// attention_forward_general, attention_backward_general: launch what takes any head size; forward:
+// positions t .. t+count-1 of T.
+static void attention_forward_general(floatX *out, float *lse, const floatX *qkv, size_t B,
+                                      size_t T, size_t t, size_t count, size_t C, size_t NH,
+                                      int causal, int linear, cudaStream_t stream)
+{
+    const size_t rows = B * NH * count, grid = (rows + GENERAL_WARPS - 1) / GENERAL_WARPS;
+    WITH_FLAG(PHI, linear,
+              LAUNCH(attention_general_kernel<PHI>, grid, GENERAL_WARPS * WARP,
+                     GENERAL_WARPS * 2 * (C / NH) * 4, stream, out, lse, qkv, rows, (int)T, (int)t,
+                     (int)count, (int)C, (int)NH, causal));
+}
+
+// attention_backward_general: see attention_forward_general.
+static void attention_backward_general(floatX *dqkv, const floatX *dout, const floatX *out,
+                                       const float *lse, const floatX *qkv, float *scratch,
+                                       size_t B, size_t T, size_t C, size_t NH, int causal,
+                                       int linear, cudaStream_t stream)
+{
+    const size_t rows = B * NH * T, grid = (rows + GENERAL_WARPS - 1) / GENERAL_WARPS;
+    const size_t bytes = GENERAL_WARPS * 4 * (C / NH) * 4;
+    WITH_FLAG(PHI, linear,
+              LAUNCH((attention_general_grad_kernel<PHI, 0>), grid, GENERAL_WARPS * WARP, bytes,
+                     stream, dqkv, (float2 *)scratch, dout, out, lse, qkv, rows, (int)T, (int)C,
+                     (int)NH, causal);
+              LAUNCH((attention_general_grad_kernel<PHI, 1>), grid, GENERAL_WARPS * WARP, bytes,
+                     stream, dqkv, (float2 *)scratch, dout, out, lse, qkv, rows, (int)T, (int)C,
+                     (int)NH, causal));
+}
+
+// attention_forward_any: attention_forward or, linear, linear_attention_forward.
+static void attention_forward_any(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T,
+                                  size_t C, size_t NH, int causal, int linear, cudaStream_t stream)
+{
+    attention_fits(T, C, NH);
+    if (!attention_tiled(C / NH)) {
+        attention_forward_general(out, lse, qkv, B, T, 0, T, C, NH, causal, linear, stream);
+        return;
+    }
+#ifdef PRECISION_BF16
+#define FORWARD_TILED(HS, WARPS, MT, OT, BLOCKS) \
+    attention_forward_tiled<HS, PHI, WARPS, MT, OT, BLOCKS>(out, lse, qkv, B, T, C, NH, causal, \
+                                                               stream)
+    WITH_FLAG(PHI, linear, switch (C / NH) {
+        case 64: FORWARD_TILED(64, 4, 2, 32, 3); break;
+        case 128: FORWARD_TILED(128, 4, 2, 32, 2); break;
+        default: FORWARD_TILED(192, 6, 1, 32, 2);
+    });
+#endif
+}
+
+// attention_backward_any: attention_backward or, linear, linear_attention_backward.
+static void attention_backward_any(floatX *dqkv, const floatX *dout, const floatX *out,
+                                   const float *lse, const floatX *qkv, float *scratch, size_t B,
+                                   size_t T, size_t C, size_t NH, int causal, int linear,
+                                   cudaStream_t stream)
+{
+    attention_fits(T, C, NH);
+    if (!attention_tiled(C / NH)) {
+        attention_backward_general(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, linear,
+                                   stream);
+        return;
+    }
+#ifdef PRECISION_BF16
+#define BACKWARD_TILED(HS, WARPS, OT, DQ_BLOCKS, DKV_BLOCKS) \
+    attention_backward_tiled<HS, PHI, 0, WARPS, OT, DQ_BLOCKS>( \
+        dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, stream), \
+    attention_backward_tiled<HS, PHI, 1, WARPS, OT, DKV_BLOCKS>( \
+        dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, stream)
+    WITH_FLAG(PHI, linear, switch (C / NH) {
+        case 64: BACKWARD_TILED(64, 4, 64, 3, 3); break;
+        case 128: BACKWARD_TILED(128, 4, 32, 2, 2); break;
+        default: BACKWARD_TILED(192, 4, 32, 2, 2);
+    });
+#endif
+}
+
+// attention_forward: out (B,T,C) = softmax attention of qkv (B,T,3C), NH heads of C/NH channels;
+// lse (B,NH,T) = natural log of each row's sum of exp(q.k / sqrt(HS)), for the backward. qkv and
+// out start at a multiple of 16 bytes.
+static void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T,
+                              size_t C, size_t NH, int causal, cudaStream_t stream)
+{
+    attention_forward_any(out, lse, qkv, B, T, C, NH, causal, 0, stream);
+}
+
+// attention_backward: dqkv (B,T,3C) = from dout (B,T,C) and what the forward had and left: out,
+// lse, qkv. scratch: (B,NH,T,2) floats. A position that sees only itself gets dq = 0 exactly.
+static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out,
+                               const float *lse, const floatX *qkv, float *scratch, size_t B,
+                               size_t T, size_t C, size_t NH, int causal, cudaStream_t stream)
+{
+    attention_backward_any(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, 0, stream);
+}
+
+// linear_attention_forward: out (B,T,C) = attention with weights phi(q).phi(k) / norm, norm
+// (B,NH,T) = their sum + 1e-6, phi = elu + 1; features that all underflow give 0.
+static void linear_attention_forward(floatX *out, float *norm, const floatX *qkv, size_t B,
+                                     size_t T, size_t C, size_t NH, int causal, cudaStream_t stream)
+{
+    attention_forward_any(out, norm, qkv, B, T, C, NH, causal, 1, stream);
+}
+
+// linear_attention_backward: dqkv (B,T,3C) = as attention_backward.
+static void linear_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out,
+                                      const float *norm, const floatX *qkv, float *scratch,
+                                      size_t B, size_t T, size_t C, size_t NH, int causal,
+                                      cudaStream_t stream)
+{
+    attention_backward_any(dqkv, dout, out, norm, qkv, scratch, B, T, C, NH, causal, 1, stream);
+}
+
+// ---- decoding
+
+// linear_decode_kernel: a block a sequence and head, HS threads, thread i with column i of the
+// state S (HS,HS) and element i of z (HS), which stand one behind the other: S += phi(k) v^T, z +=
+// phi(k), out = S^T phi(q) / (phi(q) . z + 1e-6). Shared memory: 3 HS floats.
+static __global__ void linear_decode_kernel(floatX *out, float *state, const floatX *qkv, int C,
+                                            int NH)
+{
+    extern __shared__ float shared[];
+    const int HS = C / NH, i = threadIdx.x;
+    float *q = shared, *k = q + HS, *z = k + HS;
+    float *S = state + (size_t)blockIdx.x * HS * (HS + 1);
+    const floatX *x = qkv + (size_t)(blockIdx.x / NH) * 3 * C + blockIdx.x % NH * HS + i;
+    const float v = (float)x[2 * C];
+    q[i] = phi((float)x[0]);
+    k[i] = phi((float)x[C]);
+    z[i] = S[HS * HS + i] += k[i];
+    __syncthreads();
+    float sum = 0, norm = LINEAR_EPS;
+    for (int j = 0; j < HS; j++) {
+        const float s = S[j * HS + i] += k[j] * v;
+        sum += q[j] * s;
+        norm += q[j] * z[j];
+    }
+    out[(size_t)(blockIdx.x / NH) * C + blockIdx.x % NH * HS + i] = (floatX)(sum / norm);
+}
+
+// attention_decode: position t of D sequences: out (D,C) = softmax attention of qkv (D,3C) over the
+// positions before and itself; cache (D,T,3C): their qkv so far, which it extends; lse (D,NH):
+// scratch.
+static void attention_decode(floatX *out, float *lse, floatX *cache, const floatX *qkv, size_t D,
+                             size_t t, size_t T, size_t C, size_t NH, cudaStream_t stream)
+{
+    const size_t row = 3 * C * sizeof(floatX);
+    CUDA_CHECK(cudaMemcpy2DAsync(cache + t * 3 * C, T * row, qkv, row, row, D,
+                                 cudaMemcpyDeviceToDevice, stream));
+    attention_forward_general(out, lse, cache, D, T, t, 1, C, NH, 1, 0, stream);
+}
+
+// linear_attention_decode: the same with state (D,NH,HS,HS+1), which t = 0 clears first.
+static void linear_attention_decode(floatX *out, float *state, const floatX *qkv, size_t D,
+                                    size_t t, size_t C, size_t NH, cudaStream_t stream)
+{
+    const size_t HS = C / NH;
+    if (t == 0)
+        CUDA_CHECK(cudaMemsetAsync(state, 0, D * C * (HS + 1) * sizeof(float), stream));
+    LAUNCH(linear_decode_kernel, D * NH, HS, 3 * HS * sizeof(float), stream, out, state, qkv,
+           (int)C, (int)NH);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [block] What stands around attention: LayerNorm, GELU.
+
+#define LAYERNORM_EPS 1e-5f
+enum { GELU_THREADS = 256, GELU_EACH = 8, COLUMN_SLICES = 128 };
+
+// From [layers]:
+static void normalize_forward(floatX *out, float *rstd, const float *x, size_t N, size_t C,
+                              cudaStream_t stream);
+static void normalize_backward(floatX *dx, const floatX *dout, size_t pitch, const floatX *out,
+                               const float *rstd, size_t N, size_t C, int first,
+                               cudaStream_t stream);
+static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
+                                         int slices, size_t n, size_t rest, size_t part,
+                                         size_t step);
+
+// layernorm_forward_kernel: a warp a row.
+template <int WIDTH>
+static __global__ void layernorm_forward_kernel(floatX *out, float *mean, float *rstd,
+                                                const float *x, const float *weight,
+                                                const float *bias, size_t N, int C)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
+    if (row >= N)
+        return;
+    const Moments m = row_moments<float, WIDTH>(x + row * n, n, LAYERNORM_EPS);
+#pragma unroll
+    for (int c = lane; c < n; c += WARP)
+        out[row * n + c] = (floatX)((x[row * n + c] - m.mean) * m.rstd * weight[c] + bias[c]);
+    if (lane == 0) {
+        mean[row] = m.mean;
+        rstd[row] = m.rstd;
+    }
+}
+
+// layernorm_backward_kernel: a warp a row: dx += (first: =) rstd (d - mean(d) - z mean(d z)), d =
+// dout weight, z = (x - mean) rstd.
+template <int WIDTH>
+static __global__ void layernorm_backward_kernel(floatX *dx, const floatX *__restrict__ dout,
+                                                 const float *__restrict__ x, const float *mean,
+                                                 const float *rstd,
+                                                 const float *__restrict__ weight, size_t N, int C,
+                                                 int first)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
+    float sum = 0, dot = 0;
+    if (row >= N)
+        return;
+    const float mean_n = mean[row], rstd_n = rstd[row];
+    dx += row * n;
+    dout += row * n;
+    x += row * n;
+#pragma unroll
+    for (int c = lane; c < n; c += WARP) {
+        const float d = (float)dout[c] * weight[c];
+        sum += d;
+        dot += d * (x[c] - mean_n) * rstd_n;
+    }
+    sum = warp_sum(sum) / (float)n;
+    dot = warp_sum(dot) / (float)n;
+#pragma unroll
+    for (int c = lane; c < n; c += WARP) {
+        const float z = (x[c] - mean_n) * rstd_n;
+        const float d = rstd_n * ((float)dout[c] * weight[c] - sum - z * dot);
+        dx[c] = (floatX)(first ? d : (float)dx[c] + d);
+    }
+}
+
+// layernorm_slices_kernel: partial (slices,2C) = column sums of dout z, and of dout, over a slice
+// of K rows of N; a thread a column, ROW_WARPS warps side by side on the rows.
+static __global__ void layernorm_slices_kernel(float *partial, const floatX *__restrict__ dout,
+                                               const float *__restrict__ x, const float *mean,
+                                               const float *rstd, size_t N, size_t K, int C,
+                                               int slices)
+{
+    __shared__ float sums[2][ROW_WARPS][WARP];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slice = blockIdx.x % slices;
+    const int c = blockIdx.x / slices * WARP + lane;
+    const size_t end = min((slice + 1) * K, N);
+    float by_z = 0, plain = 0;
+#pragma unroll 8
+    for (size_t n = slice * K + warp; n < end; n += ROW_WARPS) {
+        const float d = c < C ? (float)dout[n * C + c] : 0, value = c < C ? x[n * C + c] : 0;
+        by_z += d * (value - mean[n]) * rstd[n];
+        plain += d;
+    }
+    sums[0][warp][lane] = by_z;
+    sums[1][warp][lane] = plain;
+    __syncthreads();
+    if (warp >= 2 || c >= C)
+        return;
+    float sum = 0;
+    for (int k = 0; k < ROW_WARPS; k++)
+        sum += sums[warp][k][lane];
+    partial[(size_t)slice * 2 * C + warp * C + c] = sum;
+}
+
+// norm_forward: out (N,C) = the model's norm of x (N,C): LayerNorm, out = weight (x - mean) rstd +
+// bias, or without a weight normalize; mean (LayerNorm alone), rstd (N) =.
+static void norm_forward(floatX *out, float *mean, float *rstd, const float *x,
+                         const float *weight, const float *bias, size_t N, size_t C,
+                         cudaStream_t stream)
+{
+    if (weight)
+        LAUNCH_ROWS(layernorm_forward_kernel, N, C, stream, out, mean, rstd, x, weight, bias, N,
+                    (int)C);
+    else
+        normalize_forward(out, rstd, x, N, C, stream);
+}
+
+// norm_backward: dx (N,C) += (first: =), dweight (C) +=, dbias (C) += from dout (N,C), the
+// forward's x, weight and what it wrote. partial (COLUMN_SLICES,2C): scratch.
+static void norm_backward(floatX *dx, float *dweight, float *dbias, float *partial,
+                          const floatX *dout, const floatX *out, const float *mean,
+                          const float *rstd, const float *x, const float *weight, size_t N,
+                          size_t C, int first, cudaStream_t stream)
+{
+    const size_t K = (N + COLUMN_SLICES - 1) / COLUMN_SLICES;
+    if (!weight) {
+        normalize_backward(dx, dout, C, out, rstd, N, C, first, stream);
+        return;
+    }
+    LAUNCH_ROWS(layernorm_backward_kernel, N, C, stream, dx, dout, x, mean, rstd, weight, N, (int)C,
+                first);
+    LAUNCH(layernorm_slices_kernel, (C + WARP - 1) / WARP * COLUMN_SLICES, ROW_WARPS * WARP, 0,
+           stream, partial, dout, x, mean, rstd, N, K, (int)C, COLUMN_SLICES);
+    LAUNCH(slices_sum_kernel, (2 * C + GELU_THREADS - 1) / GELU_THREADS, GELU_THREADS, 0, stream,
+           dweight, dbias, partial, COLUMN_SLICES, C, C, C, 0);
+}
+
+// gelu: x times p(x), in its tanh form (p = 1 / (1 + exp(-2 y)), y = sqrt(2/pi) (x + 0.044715 x^3);
+// beyond 30, where the cube may overflow, y is that of 30) or its erf form; *slope = its
+// derivative.
+template <int TANH> static __device__ inline float gelu(float x, float *slope)
+{
+    const float root = 0.79788456080286536f, cubic = 0.044715f, a = fminf(fmaxf(x, -30), 30);
+    if (TANH) {
+        const float p = 1 / (1 + exp2_fast(-2 * LOG2E * root * (a + cubic * a * a * a)));
+        *slope = p + 2 * root * a * (1 + 3 * cubic * a * a) * p * (1 - p);
+        return x != x ? x : x * p;
+    }
+    const float p = 0.5f * erfcf(-0.70710678118654752f * x);
+    *slope = p + x * 0.39894228040143268f * exp2_fast(-0.5f * LOG2E * x * x);
+    return x * p;
+}
+
+// gelu_kernel: out (n) = gelu of x, or (dout not NULL) dout gelu'(x); out may be dout.
+template <int TANH>
+static __global__ void gelu_kernel(floatX *out, const floatX *dout, const floatX *x, size_t n)
+{
+    typedef Pack<floatX, GELU_EACH> Each;
+    const size_t i = (blockIdx.x * (size_t)GELU_THREADS + threadIdx.x) * GELU_EACH;
+    float slope;
+    if (i + GELU_EACH > n) {
+        for (size_t k = i; k < n; k++) {
+            const float y = gelu<TANH>((float)x[k], &slope);
+            out[k] = (floatX)(dout ? (float)dout[k] * slope : y);
+        }
+        return;
+    }
+    Each a = *(const Each *)(x + i), d = dout ? *(const Each *)(dout + i) : Each{};
+#pragma unroll
+    for (int k = 0; k < GELU_EACH; k++) {
+        const float y = gelu<TANH>((float)a.v[k], &slope);
+        a.v[k] = (floatX)(dout ? (float)d.v[k] * slope : y);
+    }
+    *(Each *)(out + i) = a;
+}
+
+// gelu_backward: dx (n) = dout (n) gelu'(x); dx may alias dout. Without dout: see gelu_forward.
+static void gelu_backward(floatX *dx, const floatX *dout, const floatX *x, size_t n, int tanh_form,
+                          cudaStream_t stream)
+{
+    const size_t each = GELU_THREADS * GELU_EACH, grid = (n + each - 1) / each;
+    WITH_FLAG(TANH, tanh_form,
+              LAUNCH(gelu_kernel<TANH>, grid, GELU_THREADS, 0, stream, dx, dout, x, n));
+}
+
+// gelu_forward: out (n) = gelu of x (n), in its tanh form or its erf form.
+static void gelu_forward(floatX *out, const floatX *x, size_t n, int tanh_form, cudaStream_t stream)
+{
+    gelu_backward(out, NULL, x, n, tanh_form, stream);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [layers] What every architecture here is made of.  (shared)
+
+// matmul_forward: out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), NULL for none.
+static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
+                           size_t N, size_t C, size_t OC, cudaStream_t stream)
+{
+    const Gemm g = {.out = out, .bias = bias, .x = inp, .y = weight, .type = FLOATX_TYPE,
+                    .in = FLOATX_TYPE, .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C,
+                    .ld_y = C};
+    gemm(&g, stream);
+}
+
+// matmul_residual: out (N,OC) = add (N,OC) + inp (N,C) weight (OC,C)^T + bias (OC) in fp32; add may
+// be out; add and bias NULL for none.
+static void matmul_residual(float *out, const float *add, const floatX *inp, const floatX *weight,
+                            const float *bias, size_t N, size_t C, size_t OC, cudaStream_t stream)
+{
+    const Gemm g = {.out = out, .add = add, .bias = bias, .x = inp, .y = weight, .type = CUDA_R_32F,
+                    .in = FLOATX_TYPE, .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C,
+                    .ld_y = C};
+    gemm(&g, stream);
+}
+
+// matmul_backward_input: dinp (N,C) = dout (N,OC) weight (OC,C).
+static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, size_t N,
+                                  size_t C, size_t OC, cudaStream_t stream)
+{
+    const Gemm g = {.out = dinp, .x = dout, .y = weight, .type = FLOATX_TYPE, .in = FLOATX_TYPE,
+                    .M = N, .N = C, .K = OC, .ld_out = C, .ld_x = OC, .ld_y = C};
+    gemm(&g, stream);
+}
+
+// Sums over all N rows are made in slices of them, and these then added in their order.
+enum { SLICES = 64, TOKEN_SLICES = 512, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
+enum { TOKENS_SHARED = 384, TOKEN_CHANNELS = 8 }; // see embed_backward
+enum { BIAS_WARPS = 16 };
+
+// slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
+// power of two to 64, as long as all fit SLICES_MOST elements.
+static size_t slices_of(size_t N, size_t size)
+{
+    size_t n = 1;
+    while (n < SLICES && N % (2 * n) == 0 && 2 * n * size <= SLICES_MOST)
+        n *= 2;
+    return n;
+}
+
+// slices_sum_kernel: out += the sum of partial (slices,n+rest), in order; part i of `part` elements
+// of the first n is i * step elements behind out, the rest is rest_out's.
+static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
+                                         int slices, size_t n, size_t rest, size_t part,
+                                         size_t step)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    float sum = 0;
+    if (i >= n + rest)
+        return;
+#pragma unroll 16
+    for (int k = 0; k < slices; k++)
+        sum += partial[k * (n + rest) + i];
+    *(i < n ? out + i / part * step + i % part : rest_out + i - n) += sum;
+}
+
+// bias_slices_kernel: at k * `size` in partial: column sums (OC) of slice k of x (N,OC), rows
+// `pitch` apart, for slices of K rows. A warp takes a row of 32 VEC columns.
+template <int VEC>
+static __global__ void bias_slices_kernel(float *partial, size_t size, const floatX *x, size_t K,
+                                          int OC, size_t pitch, int slices)
+{
+    enum { AT_ONCE = 16 };
+    __shared__ float sums[BIAS_WARPS][WARP * VEC];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slice = blockIdx.x % slices;
+    const int o = (blockIdx.x / slices * WARP + lane) * VEC;
+    float sum[VEC] = {};
+    x += slice * K * pitch + (o < OC ? o : 0);
+    for (size_t k0 = warp; k0 < K; k0 += AT_ONCE * BIAS_WARPS) {
+        Pack<floatX, VEC> v[AT_ONCE]; // all on their way before the first is needed
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            v[j] = *(const Pack<floatX, VEC> *)(x + min(k0 + j * BIAS_WARPS, K - 1) * pitch);
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            for (int i = 0; i < VEC; i++)
+                sum[i] += k0 + j * BIAS_WARPS < K ? (float)v[j].v[i] : 0;
+    }
+    for (int i = 0; i < VEC; i++)
+        sums[warp][lane * VEC + i] = sum[i];
+    __syncthreads();
+    for (int i = 0; i < VEC && warp == 0 && o < OC; i++) {
+        for (int k = 1; k < BIAS_WARPS; k++)
+            sum[i] += sums[k][lane * VEC + i];
+        partial[slice * size + o + i] = sum[i];
+    }
+}
+
+// matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart;
+// this for `parts` of OC columns each of dout, their gradients `step` elements apart; dbias (OC),
+// NULL for none, += the column sums of the first part. partial: scratch.
+static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
+                                   const floatX *dout, const floatX *inp, size_t N, size_t C,
+                                   size_t OC, size_t pitch, size_t parts, cudaStream_t stream)
+{
+    const size_t n = parts * OC * C, rest = dbias ? OC : 0, size = n + rest;
+    const size_t slices = slices_of(N, size), K = N / slices, vec = OC % 2 || pitch % 2 ? 1 : 2;
+    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * slices, block = BIAS_WARPS * WARP;
+    const Gemm g = {.out = partial, .x = dout, .y = inp, .type = CUDA_R_32F, .in = FLOATX_TYPE,
+                    .x_t = 1, .M = parts * OC, .N = C, .K = K, .ld_out = C, .ld_x = pitch,
+                    .ld_y = C, .batch = slices, .out_step = size, .x_step = K * pitch,
+                    .y_step = K * C};
+    gemm(&g, stream);
+    if (dbias && vec == 2)
+        LAUNCH(bias_slices_kernel<2>, grid, block, 0, stream, partial + n, size, dout, K, (int)OC,
+               pitch, (int)slices);
+    else if (dbias)
+        LAUNCH(bias_slices_kernel<1>, grid, block, 0, stream, partial + n, size, dout, K, (int)OC,
+               pitch, (int)slices);
+    LAUNCH(slices_sum_kernel, (size + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
+           dweight, dbias, partial, (int)slices, n, rest, OC * C, step);
+}
+
+// normalize_forward_kernel: a warp a row.
+template <int WIDTH>
+static __global__ void normalize_forward_kernel(floatX *out, float *rstd, const float *x, size_t N,
+                                                int C)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
+    if (row >= N)
+        return;
+    const Moments m = row_moments<float, WIDTH>(x + row * n, n, EPS);
+#pragma unroll
+    for (int c = lane; c < n; c += WARP)
+        out[row * n + c] = (floatX)((x[row * n + c] - m.mean) * m.rstd);
+    if (lane == 0)
+        rstd[row] = m.rstd;
+}
+
+// normalize_forward: out (N,C) = (x - mean) rstd for every row of x (N,C), rstd (N) = 1 / sqrt(var
+// + 1e-8); biased variance, nothing learned.
+static void normalize_forward(floatX *out, float *rstd, const float *x, size_t N, size_t C,
+                              cudaStream_t stream)
+{
+    LAUNCH_ROWS(normalize_forward_kernel, N, C, stream, out, rstd, x, N, (int)C);
+}
+
+// normalize_backward_kernel: a warp a row.
+template <int WIDTH>
+static __global__ void normalize_backward_kernel(floatX *dx, const floatX *dout, size_t pitch,
+                                                 const floatX *__restrict__ out, const float *rstd,
+                                                 size_t N, int C, int first)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
+    float sum = 0, dot = 0, kept[WIDTH / WARP + 1]; // of dout, where the loops unroll
+    if (row >= N)
+        return;
+    dx += row * pitch;
+    dout += row * pitch;
+    out += row * n;
+#pragma unroll
+    for (int c = lane; c < n; c += WARP) {
+        const float g = (float)dout[c];
+        sum += g;
+        dot += g * (float)out[c];
+        if (WIDTH)
+            kept[c / WARP] = g;
+    }
+    sum = warp_sum(sum) / (float)n;
+    dot = warp_sum(dot) / (float)n;
+    const float factor = rstd[row];
+#pragma unroll
+    for (int c = lane; c < n; c += WARP) {
+        const float g = WIDTH ? kept[c / WARP] : (float)dout[c];
+        const float d = factor * (g - sum - (float)out[c] * dot);
+        dx[c] = (floatX)(first ? d : (float)dx[c] + d);
+    }
+}
+
+// normalize_backward: dx (N,C) += (first: =) the gradient of x from dout (N,C) and what the forward
+// wrote; rows of dx and dout are `pitch` apart, and with `first` dx may be dout.
+static void normalize_backward(floatX *dx, const floatX *dout, size_t pitch, const floatX *out,
+                               const float *rstd, size_t N, size_t C, int first,
+                               cudaStream_t stream)
+{
+    LAUNCH_ROWS(normalize_backward_kernel, N, C, stream, dx, dout, pitch, out, rstd, N, (int)C,
+                first);
+}
+
+// embed_forward_kernel: a warp a token.
+template <int WIDTH>
+static __global__ void embed_forward_kernel(float *out, const int *tokens, const float *wte,
+                                            const float *wpe, size_t N, size_t T, int C)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : C;
+    if (row >= N)
+        return;
+    wte += (size_t)tokens[row] * n;
+    wpe += row % T * n;
+#pragma unroll
+    for (int c = threadIdx.x % WARP; c < n; c += WARP)
+        out[row * n + c] = wte[c] + wpe[c];
+}
+
+// embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C).
+static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
+                          size_t B, size_t T, size_t C, cudaStream_t stream)
+{
+    LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
+}
+
+// token_slices: in how many slices of tokens embed_backward sums where V is small, else 0.
+static size_t token_slices(size_t V, size_t C)
+{
+    size_t n = TOKEN_SLICES;
+    while (n > 1 && n * V * C > SLICES_MOST)
+        n /= 2;
+    return V <= TOKENS_SHARED ? n : 0;
+}
+
+// embed_token_kernel: a warp takes a slice of tokens and 32 channels, a lane one channel: partial
+// (slices,V,C) = the slice's sums of dout by token. They are made in shared memory (V,32).
+static __global__ void embed_token_kernel(float *partial, const floatX *__restrict__ dout,
+                                          const int *__restrict__ tokens, size_t N, int V, int C,
+                                          int slices)
+{
+    extern __shared__ float sums[];
+    const int lane = threadIdx.x, slice = blockIdx.x % slices,
+              c = blockIdx.x / slices * WARP + lane;
+    const size_t size = (N + slices - 1) / slices, end = min((slice + 1) * size, N);
+    if (c >= C)
+        return;
+    for (int v = 0; v < V; v++)
+        sums[v * WARP + lane] = 0;
+#pragma unroll 8
+    for (size_t n = slice * size; n < end; n++)
+        sums[tokens[n] * WARP + lane] += (float)dout[n * C + c];
+    for (int v = 0; v < V; v++)
+        partial[((size_t)slice * V + v) * C + c] = sums[v * WARP + lane];
+}
+
+// embed_first_kernel: a warp a token and 32 TOKEN_CHANNELS channels: if the token stands nowhere
+// before, dwte += dout of every place where it stands, in order.
+static __global__ void embed_first_kernel(float *dwte, const floatX *__restrict__ dout,
+                                          const int *__restrict__ tokens, size_t N, int C,
+                                          int groups)
+{
+    const size_t first = blockIdx.x / groups;
+    const int lane = threadIdx.x, token = tokens[first];
+    const int c0 = blockIdx.x % groups * WARP * TOKEN_CHANNELS + lane;
+    float sum[TOKEN_CHANNELS] = {};
+    for (size_t n = 0; n < first; n += WARP)
+        if (__any_sync(~0u, n + lane < first && tokens[n + lane] == token))
+            return;
+    for (size_t n0 = first; n0 < N; n0 += WARP) {
+        unsigned here = __ballot_sync(~0u, n0 + lane < N && tokens[min(n0 + lane, N - 1)] == token);
+        for (; here; here &= here - 1) {
+            const floatX *row = dout + (n0 + __ffs(here) - 1) * C;
+#pragma unroll
+            for (int i = 0; i < TOKEN_CHANNELS; i++)
+                sum[i] += c0 + WARP * i < C ? (float)row[c0 + WARP * i] : 0;
+        }
+    }
+    for (int i = 0; i < TOKEN_CHANNELS && c0 + WARP * i < C; i++)
+        dwte[(size_t)token * C + c0 + WARP * i] += sum[i];
+}
+
+// embed_position_kernel: a thread owns one element of dwpe (T,C) and adds over the batch.
+static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, size_t B,
+                                             size_t n)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    float sum = 0;
+    if (i >= n)
+        return;
+#pragma unroll 8
+    for (size_t b = 0; b < B; b++)
+        sum += (float)dout[b * n + i];
+    dwpe[i] += sum;
+}
+
+// embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, and the
+// places of a token are added in order, so that repeated tokens neither race nor change a sum.
+// partial (token_slices,V,C): scratch.
+static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
+                           const int *tokens, size_t B, size_t T, size_t V, size_t C,
+                           cudaStream_t stream)
+{
+    const size_t slices = token_slices(V, C);
+    const size_t groups = (C + WARP * TOKEN_CHANNELS - 1) / (WARP * TOKEN_CHANNELS);
+    if (slices) {
+        LAUNCH(embed_token_kernel, (C + WARP - 1) / WARP * slices, WARP, V * WARP * sizeof(float),
+               stream, partial, dout, tokens, B * T, (int)V, (int)C, (int)slices);
+        LAUNCH(slices_sum_kernel, (V * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+               stream, dwte, NULL, partial, (int)slices, V * C, 0, V * C, 0);
+    } else
+        LAUNCH(embed_first_kernel, B * T * groups, WARP, 0, stream, dwte, dout, tokens, B * T,
+               (int)C, (int)groups);
+    LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+           stream, dwpe, dout, B, T * C);
+}
+
+// crossentropy_kernel: a warp a row of logits (N,V), rows pitch apart.
+static __global__ void crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
+                                           const float *logits, const int *targets,
+                                           const StepInput *step, size_t N, int V, int pitch)
+{
+    const size_t row = row_of_warp();
+    const int lane = threadIdx.x % WARP;
+    if (row >= N)
+        return;
+    const float *x = logits + row * pitch;
+    const int target = targets[row];
+    float top = -INFINITY, sum = 0;
+    int best = V;
+#pragma unroll 4
+    for (int v = lane; v < V; v += WARP) {
+        const float y = x[v];
+        if (y > top || best == V) {
+            sum = sum * expf(top - y) + 1; // at first 0 times 0
+            top = y;
+            best = v;
+        } else
+            sum += expf(y - top);
+    }
+    for (int i = WARP / 2; i > 0; i /= 2) { // the largest, of equals the lowest
+        const float other_top = __shfl_xor_sync(~0u, top, i);
+        const float other_sum = __shfl_xor_sync(~0u, sum, i);
+        const int other = __shfl_xor_sync(~0u, best, i);
+        const int higher = other_top > top || (other_top == top && other < best);
+        const float most = higher ? other_top : top;
+        sum = (sum > 0 ? sum * expf(top - most) : sum) +
+              (other_sum > 0 ? other_sum * expf(other_top - most) : other_sum);
+        top = most;
+        best = higher ? other : best;
+    }
+    if (lane == 0) {
+        losses[row] = target == IGNORE ? 0 : logf(sum) + top - x[target];
+        predictions[row] = best;
+    }
+    const float unit = target == IGNORE ? 0 : (float)step->unit;
+    for (int v = lane; v < pitch; v += WARP) {
+        const float p = v < V ? expf(x[v] - top) / sum : 0;
+        dlogits[row * pitch + v] = (floatX)(unit * (p - (v == target ? 1 : 0)));
+    }
+}
+
+// loss_kernel: result->loss = (after the first batch of an update: +=) the sum of losses (N) times
+// step->unit, in one block.
+static __global__ void loss_kernel(StepResult *result, const float *losses, const StepInput *step,
+                                   size_t N)
+{
+    double sum = 0;
+    for (size_t n = threadIdx.x; n < N; n += blockDim.x)
+        sum += losses[n];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        result->loss = (step->first ? 0 : result->loss) + sum * step->unit;
+}
+
+// crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
+// predictions (N) = argmax; dlogits (N,V) = the gradient (softmax - onehot) step->unit of the loss;
+// result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (N,V)
+// and dlogits: rows `pitch` apart, dlogits 0 between them. targets (N).
+static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepResult *result,
+                         const float *logits, const int *targets, const StepInput *step, size_t N,
+                         size_t V, size_t pitch, cudaStream_t stream)
+{
+    LAUNCH(crossentropy_kernel, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
+           losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
+    LAUNCH(loss_kernel, 1, 1024, 0, stream, result, losses, step, N);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [optimizer] Gradient norm, AdamW.  (shared, ports train_causalrn.c[optimizer])
+
+enum { PIECE_THREADS = 256 }; // of a block, which has a piece of the weights
+
+// zero_kernel: clear x, all pieces.
+static __global__ void zero_kernel(float *x, const Piece *pieces)
+{
+    const Piece piece = pieces[blockIdx.x];
+    for (int i = threadIdx.x; i < piece.n; i += PIECE_THREADS)
+        x[piece.at + i] = 0;
+}
+
+// copy_kernel: the floatX copies of params.
+static __global__ void copy_kernel(const float *params, const Piece *pieces)
+{
+    const Piece piece = pieces[blockIdx.x];
+    for (int i = threadIdx.x; i < piece.n && piece.copy; i += PIECE_THREADS)
+        piece.copy[i] = (floatX)params[piece.at + i];
+}
+
+// squares_kernel: partials (pieces) = the sum of squares of each piece.
+static __global__ void squares_kernel(double *partials, const float *grads, const Piece *pieces)
+{
+    const Piece piece = pieces[blockIdx.x];
+    double sum = 0;
+    for (int i = threadIdx.x; i < piece.n; i += PIECE_THREADS)
+        sum += (double)grads[piece.at + i] * grads[piece.at + i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        partials[blockIdx.x] = sum;
+}
+
+// norm_kernel: result->loss times step->rescale, ->norm, ->scale (for that and for clipping to
+// `clip`, 0: never) and ->stopped, in one block.
+static __global__ void norm_kernel(StepResult *result, const double *partials,
+                                   const StepInput *step, size_t n, double clip)
+{
+    double sum = 0;
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x)
+        sum += partials[i];
+    const double rescale = step->rescale, norm = rescale * sqrt(block_sum(sum));
+    if (threadIdx.x)
+        return;
+    result->loss *= rescale;
+    result->norm = norm;
+    result->scale = rescale * (clip > 0 && norm > clip ? clip / norm : 1);
+    if (!isfinite(norm) || !isfinite(result->loss))
+        result->stopped = 1; // for good: the host will name the first such step
+}
+
+// gradient_norm: root of the sum of squares over all tensors, in double.
+static void gradient_norm(StepResult *result, const Arena *grads, const Pieces *p,
+                          const StepInput *step, double clip, cudaStream_t stream)
+{
+    LAUNCH(squares_kernel, p->n, PIECE_THREADS, 0, stream, p->partials, (const float *)grads->base,
+           p->pieces);
+    LAUNCH(norm_kernel, 1, 1024, 0, stream, result, p->partials, step, p->n, clip);
+}
+
+typedef struct {
+    float beta1, beta2, rest1, rest2, eps, weight_decay;
+} Adam;
+
+// adamw_kernel: a block a piece.
+static __global__ void adamw_kernel(float *params, float *m, float *v, const float *grads,
+                                    const Piece *pieces, const StepInput *step,
+                                    const StepResult *result, Adam adam)
+{
+    const Piece piece = pieces[blockIdx.x];
+    const float rate = (float)(step->lr * piece.lr_scale), scale = (float)result->scale;
+    const float over_c1 = (float)step->over_c1, over_c2 = (float)step->over_c2, tiny = 1e-37f;
+    const float decay = piece.decay ? adam.weight_decay : 0;
+    if (result->stopped)
+        return;
+    for (int k = threadIdx.x; k < piece.n; k += PIECE_THREADS) {
+        const size_t i = piece.at + k;
+        const float g = scale * grads[i];
+        float m_i = adam.beta1 * m[i] + adam.rest1 * g;
+        float v_i = adam.beta2 * v[i] + adam.rest2 * g * g, p = params[i];
+        m[i] = m_i = fabsf(m_i) < tiny ? 0 : m_i;
+        v[i] = v_i = v_i < tiny ? 0 : v_i;
+        params[i] = p -= rate * (m_i * over_c1 / (sqrtf(v_i * over_c2) + adam.eps) + decay * p);
+        if (piece.copy)
+            piece.copy[k] = (floatX)p;
+    }
+}
+
+// adamw: one update of every tensor; gradients are first multiplied by grad_scale (clipping):
+//   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  n = step + 1,
+//   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p)
+// Moments below 1e-37, next to the denormals, which are slow, become 0.  [arXiv 1711.05101]
+static void adamw(Weights *w, const Training *t, const Pieces *p, const StepInput *step,
+                  const StepResult *result, cudaStream_t stream)
+{
+    const Adam adam = {(float)t->beta1, (float)t->beta2, (float)(1 - t->beta1),
+                       (float)(1 - t->beta2), (float)t->adam_eps, (float)t->weight_decay};
+    LAUNCH(adamw_kernel, p->n, PIECE_THREADS, 0, stream, (float *)w->params.base,
+           (float *)w->m.base, (float *)w->v.base, (const float *)w->grads.base, p->pieces, step,
+           result, adam);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [model] Tensors, forward, backward, decoding, published weights.  (ports train_gpt2.c[model])
+
+typedef struct {
+    int model, causal, layers, heads, channels, task; // model: GPT2, TRANSFORMER or LINEAR
+    const char *init_from;
+    TaskOptions task_options;
+    Training training;
+} Config;
+
+typedef struct {
+    float *wte, *wpe, *ln1_w, *ln1_b, *qkv_w, *qkv_b, *proj_w, *proj_b, *ln2_w, *ln2_b;
+    float *fc_w, *fc_b, *out_w, *out_b, *lnf_w, *lnf_b, *head_w;
+} Params;
+
+// What matrix products read, in floatX; head_w (Vp,C): rows from V on 0; of gpt2 it is wte's.
+typedef struct {
+    floatX *qkv_w, *qkv_b, *proj_w, *fc_w, *fc_b, *out_w, *head_w;
+} Copies;
+
+typedef struct {
+    float *x, *mid, *mean1, *rstd1, *mean2, *rstd2, *mean_y, *rstd_y, *lse, *norm, *logits, *losses;
+    floatX *r1, *qkv, *o, *r2, *h, *g, *y;
+} Acts;
+
+// Gradients of one layer's activations, used again by every layer, and scratch.
+typedef struct {
+    float *partial, *stats;
+    floatX *dx, *dr, *dqkv, *d_o, *dh, *dlogits;
+} Dacts;
+
+// Decoding: what the layers remember (qkv so far, or the state), tokens read, residual stream,
+// means and 1/deviations (2,D), log-sum-exps, logits.
+typedef struct {
+    floatX *cache;
+    int *tokens;
+    float *state, *x, *moments, *lse, *logits;
+} Decoder;
+
+typedef struct {
+    Config config;
+    const Task *task;
+    size_t B, T, V, Vp, C, NH, L, decode_B;
+    Weights weights;      // the host's, for files
+    Params params, grads; // on the device, as all below
+    Device device;
+    Copies copies;
+    Acts acts;
+    Dacts dacts;
+    Decoder decoder;
+    DeviceArena copies_arena, acts_arena, dacts_arena, decoder_arena;
+    Batch batch;    // the one that model_forward sees next, or has seen
+    double loss;    // nats, mean over the supervised positions of the batch
+    double targets; // of the update's batches so far
+} Model;
+
+#define MODELS "gpt2|transformer|linear-transformer"
+
+// model_name: the word for this configuration in RESULT lines and run directories.
+static const char *model_name(const Config *c)
+{
+    static const char *const names[] = {"gpt2", "transformer", "linear-transformer"};
+    return names[c->model];
+}
+
+#define ROWS(table) table, sizeof(table) / sizeof *(table)
+#define DEVICE(name, element, type, field, ...) \
+    {ACTIVATION(name, type, field, __VA_ARGS__), sizeof(element), 0, 0}
+
+// params_plan: the table of parameters. A tensor whose first dimension is 0 does not exist: what is
+// learned in gpt2's norms, the biases of its attention, and the head, which is tied to wte.
+static void params_plan(Model *m)
+{
+    const size_t L = m->L, C = m->C, T = m->T, V = m->V, gpt2 = m->config.model == GPT2;
+    const size_t L_gpt2 = gpt2 ? L : 0, C_gpt2 = gpt2 ? C : 0, V_head = gpt2 ? 0 : V;
+    const double std = 0.02, out_std = 0.02 / sqrt(2 * (double)L), embed_std = gpt2 ? 0.02 : 1;
+    const int decay = gpt2 ? DECAY : NO_DECAY; // the tied embedding is a matrix like others
+    const Tensor params[] = {
+        {"wte", {V, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wte)},
+        {"wpe", {T, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wpe)},
+        {"ln1_w", {L_gpt2, C}, INIT_ONE, NO_DECAY, 1, offsetof(Params, ln1_w)},
+        {"ln1_b", {L_gpt2, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, ln1_b)},
+        {"qkv_w", {L, 3 * C, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, qkv_w)},
+        {"qkv_b", {L_gpt2, 3 * C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, qkv_b)},
+        {"proj_w", {L, C, C}, INIT_NORMAL(out_std), DECAY, 1, offsetof(Params, proj_w)},
+        {"proj_b", {L_gpt2, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, proj_b)},
+        {"ln2_w", {L_gpt2, C}, INIT_ONE, NO_DECAY, 1, offsetof(Params, ln2_w)},
+        {"ln2_b", {L_gpt2, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, ln2_b)},
+        {"fc_w", {L, 4 * C, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, fc_w)},
+        {"fc_b", {L, 4 * C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, fc_b)},
+        {"out_w", {L, C, 4 * C}, INIT_NORMAL(out_std), DECAY, 1, offsetof(Params, out_w)},
+        {"out_b", {L, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, out_b)},
+        {"lnf_w", {C_gpt2}, INIT_ONE, NO_DECAY, 1, offsetof(Params, lnf_w)},
+        {"lnf_b", {C_gpt2}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, lnf_b)},
+        {"head_w", {V_head, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, head_w)},
+    };
+    weights_plan(&m->weights, ROWS(params), sizeof(float));
+}
+
+// partial_size: elements of scratch for sums in slices: the largest of all that is summed so.
+static size_t partial_size(const Model *m)
+{
+    const size_t N = m->B * m->T, C = m->C, V = m->V;
+    const size_t sizes[] = {3 * C * C + 3 * C, C * C + C, 4 * C * C + 4 * C, 4 * C * C + C, V * C};
+    size_t most = token_slices(V, C) * V * C;
+    most = most > 2 * C * COLUMN_SLICES ? most : 2 * C * COLUMN_SLICES;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        const size_t all = slices_of(N, sizes[i]) * sizes[i];
+        most = most > all ? most : all;
+    }
+    return most;
+}
+
+// model_plan: sizes and tables for a configuration, no memory. The task decides T and V.
+static void model_plan(Model *m, const Config *config)
+{
+    memset(m, 0, sizeof *m);
+    m->config = *config;
+    m->task = &TASKS[config->task];
+    const TaskShape shape = m->task->shape(&config->task_options);
+    const size_t B = m->B = (size_t)config->training.batch_size, L = m->L = (size_t)config->layers;
+    const size_t T = m->T = shape.T, V = m->V = shape.V, C = m->C = (size_t)config->channels;
+    const size_t NH = m->NH = (size_t)config->heads, HS = C / NH, Vp = m->Vp = (V + 31) / 32 * 32;
+    const size_t D = m->decode_B = !config->causal ? 0 : B < 32 ? B : 32, two = D ? 2 : 0;
+    const size_t linear = config->model == LINEAR ? L : 0, softmax = L - linear;
+    const size_t L_gpt2 = config->model == GPT2 ? L : 0, B_gpt2 = config->model == GPT2 ? B : 0;
+    const DeviceTensor copies[] = {
+        DEVICE("qkv_w", floatX, Copies, qkv_w, L, 3 * C, C),
+        DEVICE("qkv_b", floatX, Copies, qkv_b, L_gpt2, 3 * C),
+        DEVICE("proj_w", floatX, Copies, proj_w, L, C, C),
+        DEVICE("fc_w", floatX, Copies, fc_w, L, 4 * C, C),
+        DEVICE("fc_b", floatX, Copies, fc_b, L, 4 * C),
+        DEVICE("out_w", floatX, Copies, out_w, L, C, 4 * C),
+        DEVICE("head_w", floatX, Copies, head_w, Vp, C),
+    };
+    const DeviceTensor acts[] = { // names that the CPU has too are the same numbers
+        DEVICE("x", float, Acts, x, L + 1, B, T, C), DEVICE("r1", floatX, Acts, r1, L, B, T, C),
+        DEVICE("mean1", float, Acts, mean1, L_gpt2, B, T),
+        DEVICE("rstd1", float, Acts, rstd1, L, B, T),
+        DEVICE("qkv", floatX, Acts, qkv, L, B, T, 3 * C),
+        DEVICE("lse", float, Acts, lse, softmax, B, NH, T),
+        DEVICE("normaliser", float, Acts, norm, linear, B, NH, T),
+        DEVICE("o", floatX, Acts, o, L, B, T, C), DEVICE("mid", float, Acts, mid, L, B, T, C),
+        DEVICE("r2", floatX, Acts, r2, L, B, T, C),
+        DEVICE("mean2", float, Acts, mean2, L_gpt2, B, T),
+        DEVICE("rstd2", float, Acts, rstd2, L, B, T),
+        DEVICE("h", floatX, Acts, h, L, B, T, 4 * C), DEVICE("g", floatX, Acts, g, L, B, T, 4 * C),
+        DEVICE("y", floatX, Acts, y, B, T, C), DEVICE("mean_y", float, Acts, mean_y, B_gpt2, T),
+        DEVICE("rstd_y", float, Acts, rstd_y, B, T),
+        {ACTIVATION("logits", Acts, logits, B, T, V), sizeof(float), Vp, 0},
+        DEVICE("losses", float, Acts, losses, B, T),
+    };
+    const DeviceTensor dacts[] = {
+        DEVICE("dx", floatX, Dacts, dx, B, T, C), DEVICE("dr", floatX, Dacts, dr, B, T, C),
+        DEVICE("dqkv", floatX, Dacts, dqkv, B, T, 3 * C),
+        DEVICE("do", floatX, Dacts, d_o, B, T, C), DEVICE("dh", floatX, Dacts, dh, B, T, 4 * C),
+        DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
+        DEVICE("stats", float, Dacts, stats, B, NH, T, 2),
+        DEVICE("partial", float, Dacts, partial, partial_size(m)),
+    };
+    const DeviceTensor decoder[] = {
+        DEVICE("cache", floatX, Decoder, cache, D ? softmax : 0, D, T, 3 * C),
+        DEVICE("state", float, Decoder, state, D ? linear : 0, D, NH, HS * (HS + 1)),
+        DEVICE("tokens", int, Decoder, tokens, D), DEVICE("x", float, Decoder, x, D, C),
+        DEVICE("moments", float, Decoder, moments, two, D),
+        DEVICE("lse", float, Decoder, lse, D, NH), DEVICE("logits", float, Decoder, logits, D, Vp),
+    };
+    params_plan(m);
+    device_plan(&m->copies_arena, "weights in " PRECISION_NAME, ROWS(copies));
+    device_plan(&m->acts_arena, "activations", ROWS(acts));
+    device_plan(&m->dacts_arena, "activation gradients", ROWS(dacts));
+    device_plan(&m->decoder_arena, "decoding state", ROWS(decoder));
+}
+
+// model_copies: which parameters have copies in floatX, and where.
+static void model_copies(Model *m)
+{
+    const size_t L = m->L, C = m->C, w = L * C * C;
+    const Params p = m->params;
+    const Copies c = m->copies;
+    const WeightCopy copies[] = {{p.qkv_w, c.qkv_w, 3 * w, 0},
+                                 {p.qkv_b, c.qkv_b, 3 * L * C, 0},
+                                 {p.proj_w, c.proj_w, w, 0},
+                                 {p.fc_w, c.fc_w, 4 * w, 0},
+                                 {p.fc_b, c.fc_b, 4 * L * C, 0},
+                                 {p.out_w, c.out_w, 4 * w, 0},
+                                 {p.head_w ? p.head_w : p.wte, c.head_w, m->V * C, 0}};
+    device_pieces(&m->device, ROWS(copies));
+}
+
+// model_flops: floating-point operations of one update: per token 6 a weight, the head's included,
+// and per channel, layer and token 12 a pair of positions, or 12 HS with a state.
+static double model_flops(const Model *m)
+{
+    double pairs = m->config.causal ? ((double)m->T + 1) / 2 : (double)m->T;
+    double mixed = m->config.model == LINEAR ? (double)(m->C / m->NH) : pairs;
+    double weights = (double)(m->L * 12 * m->C * m->C + m->V * m->C);
+    return (double)m->config.training.accumulate * (double)(m->B * m->T) *
+           (6 * weights + 12 * (double)(m->L * m->C) * mixed);
+}
+
+// from: element n of x, NULL where x does not exist.
+template <typename X> static X *from(X *x, size_t n)
+{
+    return x ? x + n : NULL;
+}
+
+// layer_acts: the activations of layer l.
+static Acts layer_acts(const Model *m, size_t l)
+{
+    const size_t n = l * m->B * m->T, C = n * m->C, heads = n * m->NH;
+    const Acts a = m->acts;
+    return {.x = a.x + C, .mid = a.mid + C, .mean1 = from(a.mean1, n), .rstd1 = a.rstd1 + n,
+            .mean2 = from(a.mean2, n), .rstd2 = a.rstd2 + n, .lse = from(a.lse, heads),
+            .norm = from(a.norm, heads), .r1 = a.r1 + C, .qkv = a.qkv + 3 * C, .o = a.o + C,
+            .r2 = a.r2 + C, .h = a.h + 4 * C, .g = a.g + 4 * C};
+}
+
+// layer_params: the parameters of layer l, or their gradients.
+static Params layer_params(const Params *p, size_t l, size_t C)
+{
+    const size_t b = l * C, w = l * C * C;
+    return {.ln1_w = from(p->ln1_w, b), .ln1_b = from(p->ln1_b, b), .qkv_w = p->qkv_w + 3 * w,
+            .qkv_b = from(p->qkv_b, 3 * b), .proj_w = p->proj_w + w,
+            .proj_b = from(p->proj_b, b), .ln2_w = from(p->ln2_w, b),
+            .ln2_b = from(p->ln2_b, b), .fc_w = p->fc_w + 4 * w, .fc_b = p->fc_b + 4 * b,
+            .out_w = p->out_w + 4 * w, .out_b = p->out_b + b};
+}
+
+// layer_copies: the weights of layer l in floatX.
+static Copies layer_copies(const Copies *c, size_t l, size_t C)
+{
+    const size_t b = l * C, w = l * C * C;
+    return {c->qkv_w + 3 * w, from(c->qkv_b, 3 * b), c->proj_w + w, c->fc_w + 4 * w,
+            c->fc_b + 4 * b, c->out_w + 4 * w, c->head_w};
+}
+
+// model_forward: fills acts, loss and the batch's predictions from its inputs and targets.
+static void model_forward(Model *m)
+{
+    const size_t B = m->B, T = m->T, C = m->C, NH = m->NH, L = m->L, N = B * T;
+    const int causal = m->config.causal, gpt2 = m->config.model == GPT2;
+    const Params all = m->params;
+    const Acts acts = m->acts;
+    const Device *device = &m->device;
+    cudaStream_t stream = device->stream;
+    embed_forward(acts.x, device->inputs, all.wte, all.wpe, B, T, C, stream);
+    for (size_t l = 0; l < L; l++) {
+        const Acts k = layer_acts(m, l);
+        const Params p = layer_params(&m->params, l, C);
+        const Copies w = layer_copies(&m->copies, l, C);
+        norm_forward(k.r1, k.mean1, k.rstd1, k.x, p.ln1_w, p.ln1_b, N, C, stream);
+        matmul_forward(k.qkv, k.r1, w.qkv_w, w.qkv_b, N, C, 3 * C, stream);
+        if (k.norm)
+            linear_attention_forward(k.o, k.norm, k.qkv, B, T, C, NH, causal, stream);
+        else
+            attention_forward(k.o, k.lse, k.qkv, B, T, C, NH, causal, stream);
+        matmul_residual(k.mid, k.x, k.o, w.proj_w, p.proj_b, N, C, C, stream);
+        norm_forward(k.r2, k.mean2, k.rstd2, k.mid, p.ln2_w, p.ln2_b, N, C, stream);
+        matmul_forward(k.h, k.r2, w.fc_w, w.fc_b, N, C, 4 * C, stream);
+        gelu_forward(k.g, k.h, N * 4 * C, gpt2, stream);
+        matmul_residual(k.x + N * C, k.mid, k.g, w.out_w, p.out_b, N, 4 * C, C, stream);
+    }
+    norm_forward(acts.y, acts.mean_y, acts.rstd_y, acts.x + L * N * C, all.lnf_w, all.lnf_b, N, C,
+                 stream);
+    matmul_residual(acts.logits, NULL, acts.y, m->copies.head_w, NULL, N, C, m->Vp, stream);
+    crossentropy(acts.losses, device->predictions, m->dacts.dlogits, device->result, acts.logits,
+                 device->targets, device->input, N, m->V, m->Vp, stream);
+}
+
+// model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
+static void model_backward(Model *m)
+{
+    const size_t B = m->B, T = m->T, C = m->C, NH = m->NH, L = m->L, N = B * T;
+    const int causal = m->config.causal, gpt2 = m->config.model == GPT2;
+    const Params all = m->params, sums = m->grads;
+    const Acts acts = m->acts;
+    const Dacts d = m->dacts;
+    cudaStream_t stream = m->device.stream;
+    matmul_backward_weight(gpt2 ? sums.wte : sums.head_w, 0, NULL, d.partial, d.dlogits, acts.y, N,
+                           C, m->V, m->Vp, 1, stream);
+    matmul_backward_input(d.dr, d.dlogits, m->copies.head_w, N, C, m->Vp, stream);
+    norm_backward(d.dx, sums.lnf_w, sums.lnf_b, d.partial, d.dr, acts.y, acts.mean_y, acts.rstd_y,
+                  acts.x + L * N * C, all.lnf_w, N, C, 1, stream);
+    for (size_t l = L; l-- > 0;) {
+        const Acts k = layer_acts(m, l);
+        const Params p = layer_params(&m->params, l, C), g = layer_params(&m->grads, l, C);
+        const Copies w = layer_copies(&m->copies, l, C);
+        matmul_backward_weight(g.out_w, 0, g.out_b, d.partial, d.dx, k.g, N, 4 * C, C, C, 1,
+                               stream);
+        matmul_backward_input(d.dh, d.dx, w.out_w, N, 4 * C, C, stream);
+        gelu_backward(d.dh, d.dh, k.h, N * 4 * C, gpt2, stream);
+        matmul_backward_weight(g.fc_w, 0, g.fc_b, d.partial, d.dh, k.r2, N, C, 4 * C, 4 * C, 1,
+                               stream);
+        matmul_backward_input(d.dr, d.dh, w.fc_w, N, C, 4 * C, stream);
+        norm_backward(d.dx, g.ln2_w, g.ln2_b, d.partial, d.dr, k.r2, k.mean2, k.rstd2, k.mid,
+                      p.ln2_w, N, C, 0, stream);
+        matmul_backward_weight(g.proj_w, 0, g.proj_b, d.partial, d.dx, k.o, N, C, C, C, 1, stream);
+        matmul_backward_input(d.d_o, d.dx, w.proj_w, N, C, C, stream);
+        if (k.norm)
+            linear_attention_backward(d.dqkv, d.d_o, k.o, k.norm, k.qkv, d.stats, B, T, C, NH,
+                                      causal, stream);
+        else
+            attention_backward(d.dqkv, d.d_o, k.o, k.lse, k.qkv, d.stats, B, T, C, NH, causal,
+                               stream);
+        matmul_backward_weight(g.qkv_w, 0, g.qkv_b, d.partial, d.dqkv, k.r1, N, C, 3 * C, 3 * C, 1,
+                               stream);
+        matmul_backward_input(d.dr, d.dqkv, w.qkv_w, N, C, 3 * C, stream);
+        norm_backward(d.dx, g.ln1_w, g.ln1_b, d.partial, d.dr, k.r1, k.mean1, k.rstd1, k.x, p.ln1_w,
+                      N, C, 0, stream);
+    }
+    embed_backward(sums.wte, sums.wpe, d.partial, d.dx, m->device.inputs, B, T, m->V, C, stream);
+}
+
+// model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, after positions 0..t-1;
+// t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
+static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
+{
+    static float *logits;
+    const size_t C = m->C, NH = m->NH, T = m->T, V = m->V, Vp = m->Vp, HS = C / NH;
+    const int gpt2 = m->config.model == GPT2;
+    const Params all = m->params;
+    const Dacts d = m->dacts;
+    const Decoder memory = m->decoder;
+    float *mean = memory.moments, *rstd = memory.moments + m->decode_B;
+    cudaStream_t stream = m->device.stream;
+    if (t >= T)
+        die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
+            "hint: train on longer sequences", t, T);
+    CUDA_CHECK(cudaMemcpyAsync(memory.tokens, tokens, D * sizeof(int), cudaMemcpyHostToDevice,
+                               stream));
+    embed_forward(memory.x, memory.tokens, all.wte, all.wpe + t * C, D, 1, C, stream);
+    for (size_t l = 0; l < m->L; l++) {
+        const Params p = layer_params(&m->params, l, C);
+        const Copies w = layer_copies(&m->copies, l, C);
+        const size_t at = l * m->decode_B * C;
+        norm_forward(d.dr, mean, rstd, memory.x, p.ln1_w, p.ln1_b, D, C, stream);
+        matmul_forward(d.dqkv, d.dr, w.qkv_w, w.qkv_b, D, C, 3 * C, stream);
+        if (m->config.model == LINEAR)
+            linear_attention_decode(d.d_o, memory.state + at * (HS + 1), d.dqkv, D, t, C, NH,
+                                    stream);
+        else
+            attention_decode(d.d_o, memory.lse, memory.cache + at * 3 * T, d.dqkv, D, t, T, C, NH,
+                             stream);
+        matmul_residual(memory.x, memory.x, d.d_o, w.proj_w, p.proj_b, D, C, C, stream);
+        norm_forward(d.dr, mean, rstd, memory.x, p.ln2_w, p.ln2_b, D, C, stream);
+        matmul_forward(d.dh, d.dr, w.fc_w, w.fc_b, D, C, 4 * C, stream);
+        gelu_forward(d.dh, d.dh, D * 4 * C, gpt2, stream);
+        matmul_residual(memory.x, memory.x, d.dh, w.out_w, p.out_b, D, 4 * C, C, stream);
+    }
+    norm_forward(d.dr, mean, rstd, memory.x, all.lnf_w, all.lnf_b, D, C, stream);
+    matmul_residual(memory.logits, NULL, d.dr, m->copies.head_w, NULL, D, C, Vp, stream);
+    if (!logits)
+        logits = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
+    CUDA_CHECK(cudaMemcpy2DAsync(logits, V * sizeof(float), memory.logits, Vp * sizeof(float),
+                                 V * sizeof(float), D, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    return logits;
+}
+
+// Where a published GPT-2 keeps each parameter; its linear layers are transposed, masks ignored.
+static const Published PUBLISHED[] = {
+    {"wte", "wte.weight", 0, 0, 0},           {"wpe", "wpe.weight", 0, 0, 1},
+    {"ln1_w", "ln_1.weight", 1, 0, 0},        {"ln1_b", "ln_1.bias", 1, 0, 0},
+    {"qkv_w", "attn.c_attn.weight", 1, 1, 0}, {"qkv_b", "attn.c_attn.bias", 1, 0, 0},
+    {"proj_w", "attn.c_proj.weight", 1, 1, 0}, {"proj_b", "attn.c_proj.bias", 1, 0, 0},
+    {"ln2_w", "ln_2.weight", 1, 0, 0},        {"ln2_b", "ln_2.bias", 1, 0, 0},
+    {"fc_w", "mlp.c_fc.weight", 1, 1, 0},     {"fc_b", "mlp.c_fc.bias", 1, 0, 0},
+    {"out_w", "mlp.c_proj.weight", 1, 1, 0},  {"out_b", "mlp.c_proj.bias", 1, 0, 0},
+    {"lnf_w", "ln_f.weight", 0, 0, 0},        {"lnf_b", "ln_f.bias", 0, 0, 0},
+    {NULL, NULL, 0, 0, 0},
+};
+
+// ------------------------------------------------------------------------------------------------
+// [train] The loop: memory, batches, updates, evaluation, checkpoints.  (shared)
+
+// model_bytes: what model_alloc will allocate, but for the batch's tokens.
+static size_t model_bytes(const Model *m)
+{
+    return device_bytes(&m->weights, m->B, m->T) + m->copies_arena.bytes + m->acts_arena.bytes +
+           m->dacts_arena.bytes + m->decoder_arena.bytes;
+}
+
+// model_alloc: allocate a planned model and draw its initial weights from the seed.
+static void model_alloc(Model *m)
+{
+    weights_alloc(&m->weights, NULL, NULL, m->config.training.seed);
+    device_start(&m->device, &m->weights, &m->params, &m->grads, m->B, m->T);
+    device_alloc(&m->copies_arena, &m->copies);
+    CUDA_CHECK(cudaMemset(m->copies_arena.base, 0, m->copies_arena.bytes)); // what stays 0
+    device_alloc(&m->acts_arena, &m->acts);
+    device_alloc(&m->dacts_arena, &m->dacts);
+    device_alloc(&m->decoder_arena, &m->decoder);
+    model_copies(m);
+    m->batch = m->device.slots[0].batch;
+}
+
+// model_free: give everything back.
+static void model_free(Model *m)
+{
+    weights_free(&m->weights);
+    CUBLAS_CHECK(cublasLtDestroy(gemm_handle));
+    CUDA_CHECK(cudaDeviceReset()); // with all that is on it
+}
+
+// model_upload: the device's weights and moments = the host's.
+static void model_upload(Model *m)
+{
+    Device *d = &m->device;
+    device_weights_up(d, &m->weights);
+    LAUNCH(copy_kernel, d->pieces.n, PIECE_THREADS, 0, d->stream,
+           (const float *)d->weights.params.base, d->pieces.pieces);
+    CUDA_CHECK(cudaStreamSynchronize(d->stream));
+}
+
+// model_zero_grad: clear the gradients of the parameters.
+static void model_zero_grad(Model *m)
+{
+    const Device *d = &m->device;
+    LAUNCH(zero_kernel, d->pieces.n, PIECE_THREADS, 0, d->stream, (float *)d->weights.grads.base,
+           d->pieces.pieces);
+}
+
+// load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL. And what
+// the device is told: of training, the update it belongs to, in which batches count by their
+// targets. These are known when the last batch is: until then a target counts 1 / (B T).
+static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
+{
+    const Config *c = &m->config;
+    const Training *t = &c->training;
+    const int n = stream == STREAM_TRAIN ? t->accumulate : 1, part = (int)(number % n);
+    const double step = (double)(number / n), N = (double)(m->B * m->T);
+    task_batch(m->task, &c->task_options, t->seed, stream, number, &slot->batch);
+    batch_check(&slot->batch, m->V);
+    const double count = batch_targets(&slot->batch);
+    m->targets = part ? m->targets + count : count;
+    slot->lr = learning_rate(t, number / n);
+    *slot->input = {slot->lr, 1 / (1 - pow(t->beta1, step + 1)), 1 / (1 - pow(t->beta2, step + 1)),
+                    n > 1 ? 1 / N : count > 0 ? 1 / count : 0,
+                    n == 1 ? 1 : m->targets > 0 ? N / m->targets : 0, part == 0};
+    m->batch = slot->batch;
+}
+
+// batch_kernels: loss and gradients of the batch on the device.
+static void batch_kernels(Model *m)
+{
+    model_forward(m);
+    model_backward(m);
+}
+
+// run_batch: forward and, if asked, backward of one batch, now; the device has nothing else to do.
+static void run_batch(Model *m, uint64_t stream, long number, int backward)
+{
+    Slot *slot = &m->device.slots[0];
+    load_batch(m, slot, stream, number);
+    slot_up(slot, &m->device);
+    model_zero_grad(m);
+    if (backward)
+        batch_kernels(m);
+    else
+        model_forward(m);
+    slot_down(slot, &m->device);
+    CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
+    m->loss = slot->result->loss;
+}
+
+// stop_if_bad: die at step `step` over a loss or gradient norm that is not finite, of the `n`
+// batches from `number` on. The device has changed no weight since, so they are run again, to name
+// the first value that is not.
+static void stop_if_bad(Model *m, const char *what, double value, long step, uint64_t stream,
+                        long number, int n)
+{
+    Arena acts;
+    if (is_finite_bits(value))
+        return;
+    for (int i = 0; i < n; i++) {
+        run_batch(m, stream, number + i, 1);
+        if (!is_finite_bits(m->loss))
+            break;
+    }
+    device_weights_down(&m->weights, &m->device);
+    device_copy_out(&acts, &m->acts_arena);
+    training_stop_if_bad(what, value, step, &m->weights, &acts);
+}
+
+// update_kernels: the update that gradients so far give; they are cleared for the next.
+static void update_kernels(Model *m)
+{
+    const Training *t = &m->config.training;
+    Device *d = &m->device;
+    gradient_norm(d->result, &d->weights.grads, &d->pieces, d->input, t->grad_clip, d->stream);
+    adamw(&d->weights, t, &d->pieces, d->input, d->result, d->stream);
+    model_zero_grad(m);
+}
+
+// train_graphs: what the device does in a step, as graphs. Its kernels have been loaded by a run of
+// the same batch. One batch and the update are one graph, several two.
+static void train_graphs(Model *m, long step)
+{
+    Device *d = &m->device;
+    const int n = m->config.training.accumulate;
+    run_batch(m, STREAM_TRAIN, step * n, 1);
+    model_zero_grad(m);
+    graph_begin(d->stream);
+    batch_kernels(m);
+    if (n == 1)
+        update_kernels(m);
+    d->graph = graph_end(d->stream);
+    if (n == 1)
+        return;
+    graph_begin(d->stream);
+    update_kernels(m);
+    d->update = graph_end(d->stream);
+}
+
+// train_step: give the device training step `step`: its batches, the update, results back. Nothing
+// waits for it here but, with --accumulate, each of its batches for the one before.
+static void train_step(Model *m, long step)
+{
+    Device *d = &m->device;
+    Slot *slot = &d->slots[step % SLOTS];
+    const int n = m->config.training.accumulate;
+    if (!d->graph && !TIMING_ON)
+        train_graphs(m, step);
+    if (d->started == d->ended)
+        d->ended_at = seconds_now();
+    slot->acc = 0;
+    for (int i = 0; i < n; i++) {
+        if (i) {
+            slot_down(slot, d);
+            CUDA_CHECK(cudaStreamSynchronize(d->stream));
+            slot->acc += task_score(m->task, &slot->batch, m->B);
+        }
+        load_batch(m, slot, STREAM_TRAIN, step * n + i);
+        slot_up(slot, d);
+        if (TIMING_ON)
+            batch_kernels(m);
+        else
+            CUDA_CHECK(cudaGraphLaunch(d->graph, d->stream));
+    }
+    if (TIMING_ON)
+        update_kernels(m);
+    else if (n > 1)
+        CUDA_CHECK(cudaGraphLaunch(d->update, d->stream));
+    slot_down(slot, d);
+    CUDA_CHECK(cudaEventRecord(slot->done, d->stream));
+    d->started = step + 1;
+}
+
+// train_step_end: wait for the oldest step that the device was given; row = what is logged. Loss
+// and accuracy are before the update.
+static void train_step_end(Model *m, LogRow *row)
+{
+    Device *d = &m->device;
+    const long step = d->ended;
+    const int n = m->config.training.accumulate;
+    const Slot *slot = &d->slots[step % SLOTS];
+    CUDA_CHECK(cudaEventSynchronize(slot->done));
+    const double now = seconds_now(), seconds = now - d->ended_at;
+    const StepResult r = *slot->result;
+    d->ended = step + 1;
+    d->ended_at = now;
+    if (!is_finite_bits(r.loss) || !is_finite_bits(r.norm)) {
+        CUDA_CHECK(cudaStreamSynchronize(d->stream));
+        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
+        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
+    }
+    const double acc = (slot->acc + task_score(m->task, &slot->batch, m->B)) / n;
+    *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * m->B * m->T);
+}
+
+// evaluate: loss and accuracy on sequences never trained on, each prediction given the true past.
+static LogRow evaluate(Model *m, long step)
+{
+    Evaluation sum = {};
+    for (long i = 0; i < task_eval_batches(m->task, &m->config.task_options, m->B); i++) {
+        run_batch(m, STREAM_EVAL, i, 0);
+        stop_if_bad(m, "loss on fresh sequences", m->loss, step, STREAM_EVAL, i, 1);
+        evaluation_add(&sum, m->task, &m->config.task_options, &m->batch, m->loss);
+    }
+    return evaluation_row(&sum, step);
+}
+
+// decode: said (D,n) = the token chosen at each position when the model reads the first `given`
+// tokens of inputs (D,n) and then what it said.
+static void decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
+                   Sampler sampler)
+{
+    int *tokens = (int *)alloc_zero(D, sizeof(int), "tokens");
+    for (size_t t = 0; t < n; t++) {
+        for (size_t i = 0; i < D; i++)
+            tokens[i] = t < given ? inputs[i * n + t] : said[i * n + t - 1];
+        const float *logits = model_decode(m, tokens, t, D), *x = logits;
+        for (size_t i = 0; i < D; i++, x += m->V)
+            said[i * n + t] = sampler_choose(&sampler, x, sizeof(float), m->V, i, t);
+    }
+    free(tokens);
+}
+
+// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it said.
+static double greedy(Model *m)
+{
+    size_t prompt = m->task->shape(&m->config.task_options).prompt;
+    decode(m, m->batch.predictions, m->batch.inputs, prompt, m->T, m->decode_B, {});
+    return task_score(m->task, &m->batch, m->decode_B);
+}
+
+// dump: write training batch 0 with its activations and gradients to the file of --dump.
+static void dump(Model *m, const Options *options)
+{
+    Arena acts;
+    run_batch(m, STREAM_TRAIN, 0, 1);
+    stop_if_bad(m, "loss", m->loss, 0, STREAM_TRAIN, 0, 1);
+    device_weights_down(&m->weights, &m->device);
+    device_copy_out(&acts, &m->acts_arena);
+    dump_write(m->config.training.dump, m->batch.inputs, m->batch.targets, m->B, m->T, m->loss,
+               &m->weights, &acts, options, ARCHITECTURE);
+    arena_free(&acts);
+}
+
+// train: take an allocated model through its configuration until the steps are done, --stop-at is
+// reached or Ctrl-C is pressed; evaluate, save and print RESULT. The device is given a step before
+// the one before it is done; it is waited for where its result decides what comes next.
+static void train(Model *m, const Options *options)
+{
+    const Training *t = &m->config.training;
+    const char *task = m->task->name, *model = model_name(&m->config);
+    Log log;
+    LogRow row = {}, val = {};
+    char checkpoint[LOG_PATH];
+    training_load(t, &m->weights, options, ARCHITECTURE);
+    model_upload(m);
+    if (t->dump) {
+        dump(m, options);
+        if (t->steps == 0)
+            return;
+    }
+    long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task,
+                               model, m->device.name);
+    m->device.started = m->device.ended = step;
+    model_upload(m);
+    model_zero_grad(m);
+    training_catch_interrupt();
+    for (;; step++) {
+        const int eval = t->eval_every && step && step % t->eval_every == 0;
+        const int save = t->save_every && step % t->save_every == 0;
+        int last = training_over(t, &log, step);
+        const long wait = last || eval || save || t->stop_at > 0 ? step : step - SLOTS + 1;
+        while (m->device.ended < wait) {
+            train_step_end(m, &row);
+            log_step(&log, &row, t->steps, (row.step + 1) % t->print_every == 0);
+        }
+        last = last || (t->stop_at > 0 && training_over(t, &log, step));
+        if (last || eval) {
+            val = evaluate(m, step);
+            log_eval(&log, &val);
+        }
+        if (log.csv && (last || (log.steps && save))) {
+            device_weights_down(&m->weights, &m->device);
+            checkpoint_save(checkpoint, &m->weights, options, ARCHITECTURE, step);
+        }
+        if (last)
+            break;
+        timing_clear(m->device.stream);
+        train_step(m, step);
+        if (log.steps == 4)
+            timing_report("a step");
+    }
+    const TaskOptions *o = &m->config.task_options;
+    TaskShape shape = m->task->shape(o);
+    double greedy_acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
+    if (greedy_acc >= 0)
+        task_show(m->task, o, m->batch.inputs, m->batch.predictions);
+    if (o->sample) {
+        decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
+        task_show_sample(m->task, o);
+    }
+    training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
+                    log_ms_per_step(&log));
+    log_close(&log);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [main] Options, presets, start.  (ports train_gpt2.c[main])
+
+#define PAPER "--layers 12 --heads 1 --channels 192 --batch-size 320 --lr 5e-4 --warmup 50 " \
+    "--schedule constant --steps 2000"
+#define TEXT "--task text --layers 6 --heads 6 --channels 384 --batch-size 64 --context 256 "
+#define WEB "--model gpt2 --task text --vocab gpt2 --context 1024 --batch-size 4 " \
+    "--accumulate 128 --steps 19073 --lr 6e-4 --warmup 700 --beta2 0.95 --weight-decay 0.1 "
+static const Preset PRESETS[] = {
+    {"main", "--string-size 32 --channels 128 --lr 1e-3 --schedule constant --steps 300",
+     "32 letters on two cores"},
+    {"copy-s16", PAPER " --string-size 16", "the paper's Transformer, Fig. 4"},
+    {"copy-s32", PAPER " --string-size 32", "the paper's Transformer, Fig. 4"},
+    {"copy-s64", PAPER " --string-size 64", "the paper's Transformer, Fig. 4"},
+    {"copy-s128", PAPER " --string-size 128", "the paper's Transformer, Fig. 3 and 4"},
+    {"copy-s256", PAPER " --string-size 256", "the paper's Transformer, Fig. 4"},
+    {"shakespeare", TEXT "--lr 1e-3 --lr-min 1e-4 --warmup 100 --beta2 0.99 --steps 2500",
+     "characters of --text FILE, a GPU's work"},
+    {"gpt2", WEB "--layers 12 --heads 12 --channels 768", "124M, updates of half a million tokens"},
+    {"gpt2-medium", WEB "--layers 24 --heads 16 --channels 1024", "355M"},
+    {"gpt2-large", WEB "--layers 36 --heads 20 --channels 1280", "774M"},
+    {"gpt2-xl", WEB "--layers 48 --heads 25 --channels 1600", "1558M"},
+    {NULL, NULL, NULL},
+};
+
+// config_options: the command line that fills c.
+static void config_options(Options *options, Config *c)
+{
+    const Option rows[] = {
+        {"model", OPT_CHOICE, &c->model, "transformer", 0, 0, MODELS, DEFINES_MODEL,
+         "the paper's baselines, or GPT-2"},
+        {"causal", OPT_CHOICE, &c->causal, "yes", 0, 0, "no|yes", DEFINES_MODEL, "no: all see all"},
+        {"layers", OPT_INT, &c->layers, "2", 1, 1024, "L", DEFINES_MODEL, "blocks"},
+        {"heads", OPT_INT, &c->heads, "2", 1, 1 << 16, "NH", DEFINES_MODEL, "of attention"},
+        {"channels", OPT_INT, &c->channels, "64", 1, 1 << 16, "C", DEFINES_MODEL, "NH times HS"},
+        {"init-from", OPT_STRING, &c->init_from, NULL, 0, 0, "FILE", RUNTIME,
+         "start gpt2 from published weights (safetensors)"},
+    };
+    task_options(options, &c->task, &c->task_options);
+    options_add(options, rows, sizeof rows / sizeof *rows);
+    training_options(options, &c->training);
+}
+
+// config_check: die over combinations that make no sense, with the reason.
+static void config_check(const Config *c)
+{
+    if (c->channels % c->heads)
+        die(EXIT_USAGE, "--channels %d: expected a multiple of --heads %d: every head has as many "
+            "channels\nhint: --heads %d --channels %d", c->channels, c->heads, c->heads,
+            (c->channels / c->heads + 1) * c->heads);
+    if (!c->causal && TASKS[c->task].shape(&c->task_options).causal)
+        die(EXIT_USAGE, "--causal no: the inputs of --task %s show its targets, a bidirectional "
+            "model reads them\nhint: it is for tasks that do not", TASKS[c->task].name);
+    if (c->init_from && c->model != GPT2)
+        die(EXIT_USAGE, "--init-from: expected --model gpt2, whose weights the file holds, got "
+            "--model %s", model_name(c));
+    if (c->init_from && (c->training.load || c->training.resume))
+        die(EXIT_USAGE, "--init-from and --%s: expected one of them, each reads all weights",
+            c->training.load ? "load" : "resume");
+}
+
+static Config config;
+
+// preset_cost: the cost of the preset just applied to config, for --help.
+static void preset_cost(char *text, size_t size)
+{
+    Model m;
+    config_check(&config);
+    model_plan(&m, &config);
+    snprintf(text, size, "%.3g FLOPs an update", model_flops(&m));
+}
+
+#ifndef TESTING
+// main: parse, plan, print what it will cost, train.
+int main(int argc, char **argv)
+{
+    static Model model;
+    static Options options;
+    training_begin();
+    config_options(&options, &config);
+    options_parse(&options, PRESETS, argc, argv,
+                  "train_gpt2_gpu: GPT-2 and Transformers on the GPU. Without options: copying 16 "
+                  "letters.", preset_cost);
+    config_check(&config);
+    training_check(&config.training);
+    attention_check((size_t)(config.channels / config.heads));
+    threads_set(config.training.threads);
+    task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 1);
+    model_plan(&model, &config);
+    options_print(stdout, "", &options);
+    char name[64];
+    snprintf(name, sizeof name, "%s, " PRECISION_NAME, model_name(&config));
+    training_print(name, &model.weights, "wte,wpe", model_flops(&model),
+                   model.B * model.T * (size_t)config.training.accumulate, model_bytes(&model));
+    model.device.name = cuda_start();
+    cuda_memory_check(model_bytes(&model));
+    const size_t free_bytes = cuda_memory_free();
+    model_alloc(&model);
+    printf("GPU memory: %.2f GiB taken\n", (double)(free_bytes - cuda_memory_free()) / GIB);
+    if (config.init_from)
+        published_load(&model.weights.params, config.init_from, PUBLISHED, model.L,
+                       "lm_head.weight", "wte");
+    train(&model, &options);
+    model_free(&model);
+    return training_end();
+}
+#endif

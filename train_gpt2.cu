@@ -2248,6 +2248,8 @@ static void dump(Model *m, const Options *options)
     arena_free(&acts);
 }
 
+enum { MFU_STEPS = 50 }; // runs of fewer print no MFU
+
 // train: take an allocated model through its configuration until the steps are done, --stop-at is
 // reached or Ctrl-C is pressed; evaluate, save and print RESULT. The device is given a step before
 // the one before it is done; it is waited for where its result decides what comes next.
@@ -2305,6 +2307,8 @@ static void train(Model *m, const Options *options)
         decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
         task_show_sample(m->task, o);
     }
+    if (log.steps >= MFU_STEPS)
+        gemm_print_mfu(model_flops(m), log_ms_per_step(&log), FLOATX_TYPE, m->device.stream);
     training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
                     log_ms_per_step(&log));
     log_close(&log);

@@ -127,4 +127,65 @@ static inline void gemm(const Gemm *g, cudaStream_t stream)
     timing_mark(g->x_t ? "gemm, weight gradient" : "gemm", stream);
 }
 
+// ---- how fast they are
+
+// gemm_fill_kernel: x (n elements of 2 bytes or, with n even, of 4) = numbers of about 1 without a
+// pattern: a product of zeros is faster.
+static __global__ void gemm_fill_kernel(uint32_t *x, size_t words)
+{
+    for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words;
+         i += (size_t)gridDim.x * blockDim.x) {
+        const uint32_t bits = (uint32_t)(i * 2654435761u) ^ (uint32_t)(i >> 7) * 40503u;
+        x[i] = 0x3f003f00u | (bits & 0x80ff80ffu); // both halves, and the whole: 0.5 to 2, any sign
+    }
+}
+
+// gemm_rate: floating-point operations a second of a product of two matrices of 8192 x 8192 of
+// `type`, the median of nine; 0 if they do not fit in memory.
+static inline double gemm_rate(cudaDataType_t type, cudaStream_t stream)
+{
+    const size_t n = 8192, bytes = n * n * gemm_size(type);
+    float times[9];
+    if (cuda_memory_free() < 4 * bytes)
+        return 0;
+    char *x = (char *)device_new(bytes, "matrix"), *y = (char *)device_new(bytes, "matrix");
+    char *out = (char *)device_new(bytes, "matrix");
+    const Gemm g = {.out = out, .x = x, .y = y, .type = type, .in = type, .M = n, .N = n, .K = n,
+                    .ld_out = n, .ld_x = n, .ld_y = n};
+    cudaEvent_t start, end;
+    CUDA_CHECK(cudaEventCreate(&start));
+    CUDA_CHECK(cudaEventCreate(&end));
+    LAUNCH(gemm_fill_kernel, 1024, 256, 0, stream, (uint32_t *)x, bytes / 4);
+    LAUNCH(gemm_fill_kernel, 1024, 256, 0, stream, (uint32_t *)y, bytes / 4);
+    gemm(&g, stream);
+    for (int i = 0; i < 9; i++) {
+        CUDA_CHECK(cudaEventRecord(start, stream));
+        gemm(&g, stream);
+        CUDA_CHECK(cudaEventRecord(end, stream));
+        CUDA_CHECK(cudaEventSynchronize(end));
+        CUDA_CHECK(cudaEventElapsedTime(&times[i], start, end));
+        for (int k = i; k > 0 && times[k] < times[k - 1]; k--) {
+            const float t = times[k];
+            times[k] = times[k - 1];
+            times[k - 1] = t;
+        }
+    }
+    CUDA_CHECK(cudaFree(x));
+    CUDA_CHECK(cudaFree(y));
+    CUDA_CHECK(cudaFree(out));
+    CUDA_CHECK(cudaEventDestroy(start));
+    CUDA_CHECK(cudaEventDestroy(end));
+    return 2.0 * (double)n * (double)n * (double)n / (1e-3 * (double)times[4]);
+}
+
+// gemm_print_mfu: print what a step of `flops` operations in `ms` makes of the GPU, beside the rate
+// of a large matrix product on it.
+static inline void gemm_print_mfu(double flops, double ms, cudaDataType_t type, cudaStream_t stream)
+{
+    const double rate = gemm_rate(type, stream), ours = flops / (1e-3 * ms);
+    if (rate > 0)
+        printf("MFU: %.1f TFLOP/s, %.1f%% of the %.0f of a matrix product of 8192 x 8192\n",
+               1e-12 * ours, 100 * ours / rate, 1e-12 * rate);
+}
+
 #endif

@@ -175,7 +175,7 @@ sanitize() {
 
 # others: programs built for one test each
 others() {
-    local flags="-std=c++17 -O3 -Xcompiler -fopenmp -arch=native -lcublas -lcublasLt"
+    local out flags="-std=c++17 -O3 -Xcompiler -fopenmp -arch=native -lcublas -lcublasLt"
     cat >build/test_launch.cu <<'END'
 #include "../util/cuda.h"
 static __global__ void nothing_kernel(void) {}
@@ -195,6 +195,11 @@ END
     8.*) row "built for another architecture" "ok SKIPPED: this GPU runs sm_80" ;;
     *) fails "built for another architecture" 4 "built for architectures 800" build/test_arch ;;
     esac
+    [ build/test_device -nt "train_$model.cu" ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
+        dev/test_device.cu -o build/test_device
+    out=$(build/test_device 2>&1 | tail -n 2 | tr '\n' ' ')
+    [[ $out == *"ok masters"* ]] && row "BF16 masters, 2^31 elements" "ok ${out##*ok }" ||
+        row "BF16 masters, 2^31 elements" "FAIL $out"
     gcc -std=gnu11 -O3 -march=native -fno-math-errno -fopenmp-simd -fopenmp -DCOPYING_CAUSAL=0 \
         "train_$model.c" -o "build/cpu_noncausal" -lm
     [ build/fp32_noncausal -nt "train_$model.cu" ] ||

@@ -131,18 +131,18 @@ static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stri
 template <int HS, int ROWS> static __device__ inline void tile_phi(floatX *tile)
 {
     floatX *x = tile + threadIdx.x / 8 * (HS + 8) + threadIdx.x % 8 * 8;
+#pragma unroll 1
     for (int i = 0; i < ROWS; i += TILE_THREADS / 8)
 #pragma unroll
-        for (int c = 0; c < HS; c += 64) {
-            uint4 *p = (uint4 *)(x + i * (HS + 8) + c), bits = *p;
-            floatX v[8];
-            memcpy(v, &bits, 16);
+        for (int c = 0; c < HS; c += 64)
 #pragma unroll
-            for (int k = 0; k < 8; k++)
-                v[k] = (floatX)phi((float)v[k]);
-            memcpy(&bits, v, 16);
-            *p = bits;
-        }
+            for (int k = 0; k < 8; k += 4) { // fewer registers than 8 at once
+                Pack<floatX, 4> *p = (Pack<floatX, 4> *)(x + i * (HS + 8) + c + k), v = *p;
+#pragma unroll
+                for (int n = 0; n < 4; n++)
+                    v.v[n] = (floatX)phi((float)v.v[n]);
+                *p = v;
+            }
 }
 
 // tile_dots: c[i] (16x16) += own_i (16 rows, HS) other_i^T (16 rows, HS) for two tiles i, 64 and OT
@@ -176,8 +176,8 @@ static size_t forward_bytes(int HS, int MT, int OT)
 // MT of them and walks over the keys, OT at a time, the next already on their way. Softmax: o and
 // sum are relative to 2^top, a power that moves only when some row's largest logit has outgrown it
 // by 2^8: what p rounds to does not depend on it.
-template <int HS, int LINEAR, int MT, int OT>
-static __global__ void __launch_bounds__(TILE_THREADS, HS == 128 ? 2 : 3)
+template <int HS, int LINEAR, int MT, int OT, int BLOCKS>
+static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
     attention_forward_kernel(floatX *out, float *lse, const floatX *qkv, int T, int C, int NH,
                              int causal)
 {
@@ -363,8 +363,8 @@ static __device__ inline void tile_store(floatX *dx, const float sum[HS / 8][4],
 // attention_backward_kernel: SIDE 0: dq of 64 queries of one head, and their stats (B,NH,T); SIDE
 // 1, after it: dk, dv of 64 keys. A warp owns 16 of them and walks over the others, the keys or the
 // queries, OT at a time, the next already on their way.
-template <int HS, int LINEAR, int SIDE, int OT>
-static __global__ void __launch_bounds__(TILE_THREADS, HS == 64 ? 3 : 2)
+template <int HS, int LINEAR, int SIDE, int OT, int BLOCKS>
+static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
     attention_backward_kernel(floatX *dqkv, float2 *stats, const floatX *dout, const floatX *out,
                               const float *lse, const floatX *qkv, int T, int C, int NH, int causal)
 {
@@ -379,7 +379,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, HS == 64 ? 3 : 2)
     const size_t at = (size_t)(head / NH) * T * 3 * C + head % NH * HS;
     const size_t out_at = (size_t)(head / NH) * T * C + head % NH * HS;
     const floatX *q = qkv + at, *k = q + C, *v = k + C, *g = dout + out_at;
-    const float scale = rsqrtf((float)HS), factor = LOG2E * scale;
+    const float factor = LOG2E * rsqrtf((float)HS);
     floatX *own = tiles, *others = tiles + 2 * 64 * LD;
     float2 *other_stats = (float2 *)(others + 2 * STAGE), own_stats[2];
     uint4 kept[2][KEEP ? HS / 16 : 1];
@@ -466,7 +466,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, HS == 64 ? 3 : 2)
         }
     }
     tile_store<HS>(dqkv + at + (SIDE ? C : 0), dx, LINEAR ? (SIDE ? k : q) : NULL,
-                   LINEAR ? 1 : scale, C, row, T);
+                   LINEAR ? 1 : LN2 * factor, C, row, T);
     if (SIDE)
         tile_store<HS>(dqkv + at + 2 * C, (const float(*)[4])dv, NULL, 1, C, row, T);
 }
@@ -597,26 +597,24 @@ static void attention_fits(size_t T, size_t C, size_t NH)
 }
 
 #ifdef PRECISION_BF16
-// attention_forward_tiled, attention_backward_tiled: launch the tiles of one head size. MT, OT: see
-// the kernels.
-template <int HS, int LINEAR, int MT, int OT>
+// attention_forward_tiled, attention_backward_tiled: launch the tiles of one head size. MT, OT:
+// see the kernels. BLOCKS: blocks a multiprocessor shall have registers for.
+template <int HS, int LINEAR, int MT, int OT, int BLOCKS>
 static void attention_forward_tiled(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T,
                                     size_t C, size_t NH, int causal, cudaStream_t stream)
 {
-    LAUNCH((attention_forward_kernel<HS, LINEAR, MT, OT>), B * NH * ((T + 64 * MT - 1) / (64 * MT)),
-           TILE_THREADS, forward_bytes(HS, MT, OT), stream, out, lse, qkv, (int)T, (int)C, (int)NH,
-           causal);
+    LAUNCH((attention_forward_kernel<HS, LINEAR, MT, OT, BLOCKS>),
+           B * NH * ((T + 64 * MT - 1) / (64 * MT)), TILE_THREADS, forward_bytes(HS, MT, OT),
+           stream, out, lse, qkv, (int)T, (int)C, (int)NH, causal);
 }
-template <int HS, int LINEAR, int OT>
+template <int HS, int LINEAR, int SIDE, int OT, int BLOCKS>
 static void attention_backward_tiled(floatX *dqkv, const floatX *dout, const floatX *out,
                                      const float *lse, const floatX *qkv, float *scratch, size_t B,
                                      size_t T, size_t C, size_t NH, int causal, cudaStream_t stream)
 {
-    const size_t grid = B * NH * ((T + 63) / 64), bytes = backward_bytes(HS, OT);
-    LAUNCH((attention_backward_kernel<HS, LINEAR, 0, OT>), grid, TILE_THREADS, bytes, stream, dqkv,
-           (float2 *)scratch, dout, out, lse, qkv, (int)T, (int)C, (int)NH, causal);
-    LAUNCH((attention_backward_kernel<HS, LINEAR, 1, OT>), grid, TILE_THREADS, bytes, stream, dqkv,
-           (float2 *)scratch, dout, out, lse, qkv, (int)T, (int)C, (int)NH, causal);
+    LAUNCH((attention_backward_kernel<HS, LINEAR, SIDE, OT, BLOCKS>), B * NH * ((T + 63) / 64),
+           TILE_THREADS, backward_bytes(HS, OT), stream, dqkv, (float2 *)scratch, dout, out, lse,
+           qkv, (int)T, (int)C, (int)NH, causal);
 }
 #endif
 
@@ -657,12 +655,12 @@ static void attention_forward_any(floatX *out, float *lse, const floatX *qkv, si
         return;
     }
 #ifdef PRECISION_BF16
-#define FORWARD_TILED(HS, MT, OT) \
-    attention_forward_tiled<HS, LINEAR, MT, OT>(out, lse, qkv, B, T, C, NH, causal, stream)
+#define FORWARD_TILED(HS, MT, OT, BLOCKS) \
+    attention_forward_tiled<HS, LINEAR, MT, OT, BLOCKS>(out, lse, qkv, B, T, C, NH, causal, stream)
     WITH_FLAG(LINEAR, linear, switch (C / NH) {
-        case 64: FORWARD_TILED(64, 2, 64); break;
-        case 128: FORWARD_TILED(128, 2, 32); break;
-        default: FORWARD_TILED(192, 1, 32);
+        case 64: FORWARD_TILED(64, 2, 64, 3); break;
+        case 128: FORWARD_TILED(128, 2, 32, 2); break;
+        default: FORWARD_TILED(192, 1, 32, 3);
     });
 #endif
 }
@@ -680,13 +678,15 @@ static void attention_backward_any(floatX *dqkv, const floatX *dout, const float
         return;
     }
 #ifdef PRECISION_BF16
-#define BACKWARD_TILED(HS, OT) \
-    attention_backward_tiled<HS, LINEAR, OT>(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, \
-                                             causal, stream)
+#define BACKWARD_TILED(HS, OT, DQ_BLOCKS, DKV_BLOCKS) \
+    attention_backward_tiled<HS, LINEAR, 0, OT, DQ_BLOCKS>(dqkv, dout, out, lse, qkv, scratch, B, T, \
+                                                           C, NH, causal, stream), \
+    attention_backward_tiled<HS, LINEAR, 1, OT, DKV_BLOCKS>(dqkv, dout, out, lse, qkv, scratch, B, \
+                                                            T, C, NH, causal, stream)
     WITH_FLAG(LINEAR, linear, switch (C / NH) {
-        case 64: BACKWARD_TILED(64, 64); break;
-        case 128: BACKWARD_TILED(128, 32); break;
-        default: BACKWARD_TILED(192, 32);
+        case 64: BACKWARD_TILED(64, 64, 3, 3); break;
+        case 128: BACKWARD_TILED(128, 32, 2, 2); break;
+        default: BACKWARD_TILED(192, 32, 2, 2);
     });
 #endif
 }

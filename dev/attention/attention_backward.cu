@@ -1,0 +1,35 @@
+// attention_backward.cu: dq, dk, dv of softmax attention from dout, out, qkv and each row's log of
+// the sum. The equations and every kernel but the naive one are in attention.cuh.
+//
+//   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp
+//        [-DPRECISION_BF16] -o attention_backward dev/attention/attention_backward.cu
+//
+// ms (TFLOP/s, 10 HS a pair, though 14 are done) at (B,T,NH,HS), causal, L2 flushed. NOT YET
+// MEASURED.
+//    version                            (320,258,1,192)  (8,2048,16,128)  (16,1024,12,64)
+//  1 naive: a block a query, then a key, their weights in shared memory
+//  2 a warp a query, then a key; FP32's, and any head size's
+//  3 tiles: 16 queries, then keys, a warp, 32 others at a time
+//  4 64 others
+//  5 3 with more blocks a multiprocessor for dq
+//  9 attention_forward and attention_backward
+#include "attention_bench.cuh"
+
+static const BenchKernel kernels[] = {
+    {1, "naive: a block a row", run_backward_naive<0>, refuse_naive},
+    {2, "a warp a row; FP32's", run_backward_general<0>, NULL},
+#ifdef PRECISION_BF16
+    {3, "tiles, 32 others", run_backward_tiled<0, 32, 33, 22, 22>, refuse_tiled<1, 1, 1>},
+    {4, "tiles, 64 others", run_backward_tiled<0, 64, 33, 22, 11>, refuse_tiled<1, 1, 1>},
+    {5, "tiles, 32 others, dq in more blocks", run_backward_tiled<0, 32, 43, 32, 0>,
+     refuse_tiled<1, 1, 0>},
+#endif
+    {8, "attention_backward", run_backward_any<0>, NULL},
+    {9, "attention_forward + backward", run_both<0>, NULL},
+};
+
+int main(int argc, char **argv)
+{
+    return attention_main(argc, argv, "attention_backward: softmax attention, its own shapes",
+                          kernels, sizeof kernels / sizeof *kernels, 1, 0);
+}

@@ -30,6 +30,8 @@ static const BenchKernel kernels[] = {
 
 int main(int argc, char **argv)
 {
-    return attention_main(argc, argv, "attention_backward: softmax attention, its own shapes",
-                          kernels, sizeof kernels / sizeof *kernels, 1, 0);
+    const BenchOptions bench =
+        bench_options(argc, argv, "attention_backward: softmax attention, its own shapes");
+    const int n = sizeof kernels / sizeof *kernels;
+    return attention_ladder(kernels, n, 1, 0, &bench) ? EXIT_FAIL : 0;
 }

@@ -219,23 +219,22 @@ static int attention_checks(const BenchKernel *kernels, int num_kernels, int bac
     return failed;
 }
 
-// attention_main: checks and tables of a ladder; returns the exit code.
-static int attention_main(int argc, char **argv, const char *usage, const BenchKernel *kernels,
-                          int num_kernels, int backward, int linear)
+// attention_ladder: checks and tables of a ladder; returns the number of failures.
+static int attention_ladder(const BenchKernel *kernels, int num_kernels, int backward, int linear,
+                            const BenchOptions *bench)
 {
-    BenchOptions bench = bench_options(argc, argv, usage);
     static const size_t shapes[][4] = {
         {320, 258, 1, 192}, {8, 2048, 16, 128}, {16, 1024, 12, 64}, {32, 1024, 12, 64}};
     int failed = 0;
-    if (!bench.time_only)
-        failed += attention_checks(kernels, num_kernels, backward, linear, &bench);
-    for (int i = 0; i < 4 && !bench.check_only; i++) {
+    if (!bench->time_only)
+        failed += attention_checks(kernels, num_kernels, backward, linear, bench);
+    for (int i = 0; i < 4 && !bench->check_only; i++) {
         Attention x = attention_setup(shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3], 1,
                                       linear, 1, 2, 4);
-        failed += attention_case(&x, kernels, num_kernels, backward, &bench);
+        failed += attention_case(&x, kernels, num_kernels, backward, bench);
         attention_free(&x);
     }
-    return failed ? EXIT_FAIL : 0;
+    return failed;
 }
 
 // ---- naive: a block a row, its weights in shared memory

@@ -34,6 +34,8 @@ static const BenchKernel kernels[] = {
 
 int main(int argc, char **argv)
 {
-    return attention_main(argc, argv, "attention_forward: softmax attention, its own shapes",
-                          kernels, sizeof kernels / sizeof *kernels, 0, 0);
+    const BenchOptions bench =
+        bench_options(argc, argv, "attention_forward: softmax attention, its own shapes");
+    const int n = sizeof kernels / sizeof *kernels;
+    return attention_ladder(kernels, n, 0, 0, &bench) ? EXIT_FAIL : 0;
 }

@@ -27,7 +27,7 @@
         else { enum { NAME = 0 }; __VA_ARGS__; } \
     } while (0)
 
-// phi: the linear Transformer's feature map, elu(x) + 1 without its cancellation; below -87 it is 0.
+// phi: the linear Transformer's feature map, elu(x) + 1 without its cancellation; 0 below -87.
 static __device__ inline float phi(float x)
 {
     return x > 0 ? x + 1 : exp2_fast(LOG2E * x);
@@ -145,22 +145,24 @@ template <int HS, int ROWS> static __device__ inline void tile_phi(floatX *tile)
             }
 }
 
-// tile_dots: c[i] (16x16) += own_i (16 rows, HS) other_i^T (16 rows, HS) for two tiles i, 64 and OT
-// rows after the first ones. own, other: a lane's element of the first 16x16 (see ldmatrix); with
-// KEEP, own comes from registers instead.
-template <int HS, int OT, int KEEP>
-static __device__ inline void tile_dots(float c[2][2][4], const uint4 kept[2][KEEP ? HS / 16 : 1],
+// tile_dots: c[i] (16 x 16G) += own_i (16 rows, HS) other_i^T (16G rows, HS) for two tiles i, the
+// second 64 (own) and OT (other) rows after the first. own, other: a lane's element of the first
+// 16x16 (see ldmatrix); the first KEEP tiles of own come from registers instead.
+template <int HS, int OT, int G, int KEEP>
+static __device__ inline void tile_dots(float c[2][2 * G][4], const uint4 kept[][HS / 16],
                                         const floatX *own, const floatX *other)
 {
 #pragma unroll
     for (int k = 0; k < HS / 16; k++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const uint4 b = ldmatrix<0>(other + i * OT * (HS + 8) + 16 * k);
-            const uint4 a = KEEP ? kept[i][KEEP ? k : 0]
-                                 : ldmatrix<0>(own + i * 64 * (HS + 8) + 16 * k);
-            mma(c[i][0], a, b.x, b.z);
-            mma(c[i][1], a, b.y, b.w);
+            const uint4 a = i < KEEP ? kept[i][k] : ldmatrix<0>(own + i * 64 * (HS + 8) + 16 * k);
+#pragma unroll
+            for (int n = 0; n < G; n++) {
+                const uint4 b = ldmatrix<0>(other + (i * OT + 16 * n) * (HS + 8) + 16 * k);
+                mma(c[i][2 * n], a, b.x, b.z);
+                mma(c[i][2 * n + 1], a, b.y, b.w);
+            }
         }
 }
 
@@ -232,12 +234,13 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
         if ((j + 1) * OT > T || (causal && (j + 1) * OT > row + 1)) {
 #pragma unroll
             for (int i = 0; i < MT * OT / 2; i++) {
-                const int m = i / (OT / 2), n = i / 4 % (OT / 8), key = j * OT + 8 * n + 2 * t + i % 2;
+                const int m = i / (OT / 2), n = i / 4 % (OT / 8);
+                const int key = j * OT + 8 * n + 2 * t + i % 2;
                 if (key >= T || (causal && key > row + 16 * m + g + i % 4 / 2 * 8))
                     s[m][n][i % 4] = LINEAR ? 0 : -INFINITY;
             }
         }
-        if (!LINEAR) { // every row sees key 0, which comes first: its maximum is above -inf from here
+        if (!LINEAR) { // every row sees key 0, which comes first: from here on high is above -inf
             float high[MT][2];
             bool grown = false;
 #pragma unroll
@@ -368,7 +371,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
     attention_backward_kernel(floatX *dqkv, float2 *stats, const floatX *dout, const floatX *out,
                               const float *lse, const floatX *qkv, int T, int C, int NH, int causal)
 {
-    enum { LD = HS + 8, STAGE = 2 * OT * LD, KEEP = HS <= 128 };
+    enum { LD = HS + 8, STAGE = 2 * OT * LD };
+    enum { KEEP = HS <= 128 ? 2 : !SIDE, G = KEEP == 1 ? 2 : 1 }; // what registers allow
     extern __shared__ __align__(16) floatX tiles[]; // own [2][64][LD], others [2][2][OT][LD], stats
     const int lane = threadIdx.x % WARP, t = lane % 4, lane_at = lane % 16 * LD + lane / 16 * 8;
     const int blocks = (T + 63) / 64, head = blockIdx.x / blocks, nth = blockIdx.x % blocks;
@@ -382,7 +386,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
     const float factor = LOG2E * rsqrtf((float)HS);
     floatX *own = tiles, *others = tiles + 2 * 64 * LD;
     float2 *other_stats = (float2 *)(others + 2 * STAGE), own_stats[2];
-    uint4 kept[2][KEEP ? HS / 16 : 1];
+    uint4 kept[2][HS / 16]; // the first KEEP are in use
     float dx[HS / 8][4] = {}, dv[SIDE ? HS / 8 : 1][4] = {}; // dx: dq or dk
     stats += (size_t)head * T;
     const auto fetch = [=](int j) {
@@ -402,10 +406,9 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
         tile_phi<HS, 64>(tiles);
     __syncthreads();
 #pragma unroll
-    for (int c = 0; KEEP && c < HS / 16; c++) {
-        kept[0][c] = ldmatrix<0>(own + lane_at + 16 * c);
-        kept[1][c] = ldmatrix<0>(own + 64 * LD + lane_at + 16 * c);
-    }
+    for (int i = 0; i < KEEP * HS / 16; i++) // tile, then column
+        kept[i / (HS / 16)][i % (HS / 16)] =
+            ldmatrix<0>(own + i / (HS / 16) * 64 * LD + lane_at + i % (HS / 16) * 16);
     for (int i = 0; !SIDE && i < 2; i++) {
         const int r = row + 8 * i + lane / 4;
         own_stats[i] = tile_stats<HS, LINEAR>(own + (64 + r - row) * LD, out + out_at,
@@ -423,25 +426,25 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
         if (row >= T)
             continue;
 #pragma unroll 1
-        for (int from = j * OT; from < (j + 1) * OT; from += 16) {
+        for (int from = j * OT; from < (j + 1) * OT; from += 16 * G) {
             const int away = from - row; // of their first from ours
             const floatX *other = others + (j % 2 * 2 * OT + from - j * OT) * LD + lane_at;
             if (from >= T || (causal && (SIDE ? away <= -16 : away >= 16)))
                 continue;
-            float s[2][2][4] = {}; // q.k, then p; dout.v, then ds
-            tile_dots<HS, OT, KEEP>(s, kept, own + lane_at, other);
+            float s[2][2 * G][4] = {}; // q.k, then p; dout.v, then ds
+            tile_dots<HS, OT, G, KEEP>(s, kept, own + lane_at, other);
 #pragma unroll
-            for (int i = 0; i < 8; i++) {
+            for (int i = 0; i < 8 * G; i++) {
                 const int column = i / 4 * 8 + 2 * t + i % 2;
                 const float2 z = SIDE ? other_stats[j % 2 * OT + from - j * OT + column]
                                       : own_stats[i % 4 / 2];
                 float *p = &s[0][i / 4][i % 4], *ds = &s[1][i / 4][i % 4];
                 *p = LINEAR ? *p * z.x : exp2_fast(fmaf(*p, factor, -z.x));
-                *ds = (LINEAR ? z.x : *p) * (*ds - z.y);
+                *ds = (*ds - z.y) * (LINEAR ? z.x : *p);
             }
-            if ((causal && away > -16 && away < 16) || from + 16 > T || T == 1) {
+            if ((causal && away > -16 * G && away < 16) || from + 16 * G > T || T == 1) {
 #pragma unroll
-                for (int i = 0; i < 8; i++) {
+                for (int i = 0; i < 8 * G; i++) {
                     const int r = row + i % 4 / 2 * 8 + lane / 4;
                     const int c = from + i / 4 * 8 + 2 * t + i % 2;
                     const int query = SIDE ? c : r, key = SIDE ? r : c;
@@ -451,21 +454,24 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
                     s[1][i / 4][i % 4] = seen && !alone ? s[1][i / 4][i % 4] : 0;
                 }
             }
-            const uint4 p = accumulator_pack(s[0]), ds = accumulator_pack(s[1]);
 #pragma unroll
-            for (int c = 0; c < HS / 16; c++) {
-                const uint4 b = ldmatrix<1>(other + 16 * c);
-                mma(dx[2 * c], ds, b.x, b.y);
-                mma(dx[2 * c + 1], ds, b.z, b.w);
-                if (SIDE) {
-                    const uint4 d = ldmatrix<1>(other + OT * LD + 16 * c);
-                    mma(dv[SIDE ? 2 * c : 0], p, d.x, d.y);
-                    mma(dv[SIDE ? 2 * c + 1 : 0], p, d.z, d.w);
+            for (int n = 0; n < G; n++) {
+                const uint4 p = accumulator_pack(&s[0][2 * n]), ds = accumulator_pack(&s[1][2 * n]);
+#pragma unroll
+                for (int c = 0; c < HS / 16; c++) {
+                    const uint4 x = ldmatrix<1>(other + 16 * n * LD + 16 * c);
+                    mma(dx[2 * c], ds, x.x, x.y);
+                    mma(dx[2 * c + 1], ds, x.z, x.w);
+                    if (SIDE) {
+                        const uint4 y = ldmatrix<1>(other + (OT + 16 * n) * LD + 16 * c);
+                        mma(dv[SIDE ? 2 * c : 0], p, y.x, y.y);
+                        mma(dv[SIDE ? 2 * c + 1 : 0], p, y.z, y.w);
+                    }
                 }
             }
         }
     }
-    tile_store<HS>(dqkv + at + (SIDE ? C : 0), dx, LINEAR ? (SIDE ? k : q) : NULL,
+    tile_store<HS>(dqkv + at + (SIDE ? C : 0), dx, LINEAR ? qkv + at + (SIDE ? C : 0) : NULL,
                    LINEAR ? 1 : LN2 * factor, C, row, T);
     if (SIDE)
         tile_store<HS>(dqkv + at + 2 * C, (const float(*)[4])dv, NULL, 1, C, row, T);
@@ -618,7 +624,7 @@ static void attention_backward_tiled(floatX *dqkv, const floatX *dout, const flo
 }
 #endif
 
-// attention_forward_general, attention_backward_general: launch the kernels that take any head size.
+// attention_forward_general, attention_backward_general: launch what takes any head size.
 static void attention_forward_general(floatX *out, float *lse, const floatX *qkv, size_t B,
                                       size_t T, size_t C, size_t NH, int causal, int linear,
                                       cudaStream_t stream)
@@ -679,10 +685,10 @@ static void attention_backward_any(floatX *dqkv, const floatX *dout, const float
     }
 #ifdef PRECISION_BF16
 #define BACKWARD_TILED(HS, OT, DQ_BLOCKS, DKV_BLOCKS) \
-    attention_backward_tiled<HS, LINEAR, 0, OT, DQ_BLOCKS>(dqkv, dout, out, lse, qkv, scratch, B, T, \
-                                                           C, NH, causal, stream), \
-    attention_backward_tiled<HS, LINEAR, 1, OT, DKV_BLOCKS>(dqkv, dout, out, lse, qkv, scratch, B, \
-                                                            T, C, NH, causal, stream)
+    attention_backward_tiled<HS, LINEAR, 0, OT, DQ_BLOCKS>( \
+        dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, stream), \
+    attention_backward_tiled<HS, LINEAR, 1, OT, DKV_BLOCKS>( \
+        dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, stream)
     WITH_FLAG(LINEAR, linear, switch (C / NH) {
         case 64: BACKWARD_TILED(64, 64, 3, 3); break;
         case 128: BACKWARD_TILED(128, 32, 2, 2); break;

@@ -19,7 +19,7 @@ enum { WARP = 32 };
     do { \
         bench_fits((const void *)(kernel), #kernel, (block), (smem)); \
         (kernel)<<<bench_grid(grid), (block), (smem), (stream)>>>(__VA_ARGS__); \
-        bench_cuda(cudaGetLastError(), #kernel, __FILE__, __LINE__); \
+        CUDA_CHECK(cudaGetLastError()); \
     } while (0)
 
 // bench_grid: blocks as an unsigned, or die: a grid has 1 to 2^31-1.
@@ -208,7 +208,8 @@ static int attention_checks(const BenchKernel *kernels, int num_kernels, int bac
         if (T == 1000 && !tiled && HS != 5)
             continue;
         Attention x = i < 200 ? attention_setup(many, T, many + 1, HS, causal, linear, 1, 4, 4)
-                      : i < 203 ? attention_setup(33, 31, 33, i == 200 ? 64 : 20, 1, linear, 1, 2, 3)
+                      : i < 203 ? attention_setup(33, 31, 33, i == 200 ? 64 : 20, 1, linear, 1, 2,
+                                                  3)
                                 : attention_setup(1, 258, 1, i == 203 ? 64 : 192, 1, linear,
                                                   linear ? 4 : 6, 1, 1); // large logits
         failed += attention_case(&x, kernels, num_kernels, backward, &check);
@@ -351,9 +352,11 @@ template <int LINEAR> static void run_backward_naive(const void *problem, cudaSt
     const Attention *x = (const Attention *)problem;
     floatX *dqkv = (floatX *)x->dqkv.data;
     LAUNCH((naive_backward_kernel<LINEAR, 0>), x->B * x->NH * x->T, NAIVE_THREADS, 8 * x->T, stream,
-           dqkv, x->dout, x->in_out, x->in_lse, x->qkv, (int)x->T, (int)x->C, (int)x->NH, x->causal);
+           dqkv, x->dout, x->in_out, x->in_lse, x->qkv, (int)x->T, (int)x->C, (int)x->NH,
+           x->causal);
     LAUNCH((naive_backward_kernel<LINEAR, 1>), x->B * x->NH * x->T, NAIVE_THREADS, 8 * x->T, stream,
-           dqkv, x->dout, x->in_out, x->in_lse, x->qkv, (int)x->T, (int)x->C, (int)x->NH, x->causal);
+           dqkv, x->dout, x->in_out, x->in_lse, x->qkv, (int)x->T, (int)x->C, (int)x->NH,
+           x->causal);
     attention_split(x, stream);
 }
 template <int LINEAR> static void run_forward_general(const void *problem, cudaStream_t stream)

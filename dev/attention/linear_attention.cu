@@ -113,7 +113,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 2)
     enum { ONE = PASS == 0, MINUS_D = PASS == 1 || PASS == 2, REVERSE = PASS >= 2 };
     enum { LD = HS + 24, KT = HS / 16 + MINUS_D, NP = 4 + ONE, MS = (KT + 3) / 4 };
     enum { XY = CHUNK * LD };
-    extern __shared__ __align__(16) floatX tiles[]; // x, y [64][LD], z [64][LDZ], state [16 KT][LDZ]
+    extern __shared__ __align__(16) floatX tiles[]; // x, y [64][LD]; z [64], state [16 KT][LDZ]
     floatX *xs = tiles, *ys = xs + XY, *zs = ys + XY, *state = zs + CHUNK * LDZ;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, t = lane % 4;
     const int lane_x = lane % 16 * LD + lane / 16 * 8, lane_z = lane % 16 * LDZ + lane / 16 * 8;
@@ -196,7 +196,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, 2)
 #pragma unroll
                 for (int m = 0; m < MS; m++)
                     if (warp + 4 * m < KT) {
-                        const uint4 c = ldmatrix<1>(ys + 16 * k * LD + 16 * (warp + 4 * m) + lane_x);
+                        const floatX *at = ys + 16 * k * LD + 16 * (warp + 4 * m) + lane_x;
+                        const uint4 c = ldmatrix<1>(at);
                         mma(sum[m][2 * n], {c.x, c.z, c.y, c.w}, g.x, g.y);
                         mma(sum[m][2 * n + 1], {c.x, c.z, c.y, c.w}, g.z, g.w);
                     }
@@ -252,8 +253,9 @@ template <int HS> static void linear_chunk_forward(const Attention *p, cudaStrea
 // linear_chunk_backward: dqkv: as linear_attention_backward, causal.
 template <int HS> static void linear_chunk_backward(const Attention *p, cudaStream_t stream)
 {
-    const int C = (int)p->C, wide = 3 * C, sq[] = {wide, C, wide, wide}, sk[] = {wide, wide, C, wide},
-              sv[] = {wide, wide, wide, C};
+    const int C = (int)p->C, wide = 3 * C;
+    const int sq[] = {wide, C, wide, wide}, sk[] = {wide, wide, C, wide};
+    const int sv[] = {wide, wide, wide, C};
     const floatX *q = p->qkv, *k = q + C, *v = k + C;
     const size_t rows = p->B * p->NH * p->T;
     floatX *dqkv = (floatX *)p->dqkv.data;

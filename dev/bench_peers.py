@@ -3,7 +3,8 @@
 
     bench_peers.py                    every row; what is not built or installed is skipped, visibly
     bench_peers.py --cumsum BIN --logcumsumexp BIN     with the ladders of dev/cumsum/
-    bench_peers.py --only linear      one of quadratic, linear, cumsum, logcumsumexp
+    bench_peers.py --attention-forward BIN --attention-backward BIN    of dev/attention/
+    bench_peers.py --only linear      one of quadratic, linear, cumsum, logcumsumexp, attention
     bench_peers.py --dry-run          what would be run
     bench_peers.py --smoke            tiny sizes, on the CPU where there is no GPU; records nothing
     bench_peers.py --check DUMP...    the model below against a trainer's --dump, fp32, on the CPU
@@ -16,6 +17,10 @@ memory, each block is recomputed in backward; the table says so.
 
 Scans: torch.cumsum and torch.logcumsumexp over T of (B,T,D), fp32, L2 flushed before every call;
 ours is the fastest forward kernel of the ladder for that shape.
+
+Attention: torch's scaled_dot_product_attention with its flash and with its cuDNN backend, causal,
+bf16, q, k, v (B,NH,T,HS) each by itself, in a CUDA graph, L2 flushed before every call; ours from
+qkv (B,T,3C): forward alone, and forward and backward (kernels 8 and 9 of the ladders).
 
 Rows go to dev/results/peers.tsv: date, device, git blob of our .cu, benchmark, result.
 """
@@ -48,6 +53,10 @@ PAPER, TINY = Size(128, 320, 192, 192, 12), Size(8, 2, 16, 24, 2)
 SHAPES = (320, 258, 192), (8, 4096, 1024), (1, 65536, 1024)
 TINY_SHAPES = ((2, 18, 16),)
 MODELS, SCANS = ("quadratic", "linear"), ("cumsum", "logcumsumexp")
+HEADS = (8, 2048, 16, 128), (16, 1024, 12, 64), (320, 258, 1, 192)
+TINY_HEADS = ((2, 18, 2, 16),)
+BACKENDS = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
+DIRECTIONS = {"forward": "8", "forward+backward": "9"}  # and the ladder's kernel
 BOS, SEP, EOS, LETTER, VOCAB, IGNORE = 0, 1, 2, 3, 29, -1
 EPS = 1e-8
 
@@ -295,6 +304,36 @@ def peer_scan(args, name, shape):
     return Measured(ms, f"{rate:.0f} GB/s", f"torch {torch.__version__}, {rate:.0f} GB/s")
 
 
+def peer_attention(args, direction, shape, backend):
+    device = torch_device(args)
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    B, T, NH, HS = shape
+    q, k, v, dout = (torch.randn((B, NH, T, HS), device=device, dtype=torch.bfloat16)
+                     for _ in range(4))
+    for x in (q, k, v):
+        x.requires_grad_(direction != "forward")
+
+    def step():
+        with sdpa_kernel([getattr(SDPBackend, BACKENDS[backend])]):
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if direction != "forward":
+            torch.autograd.grad(out, (q, k, v), dout)
+
+    call, how = step, "on the CPU"
+    if device == "cuda":
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                step()
+        torch.cuda.current_stream().wait_stream(side)
+        call, how = capture(step)
+    unrelated = torch.zeros(2**26 if device == "cuda" else 1, device=device)  # 256 MiB
+    ms = median_ms(call, 30, device, lambda: unrelated.sum())
+    rate = attention_rate(direction, shape, ms)
+    return Measured(ms, rate, f"torch {torch.__version__}, {backend}, {how}")
+
+
 # -----------------------------------------------------------------------------
 # running ours
 
@@ -375,6 +414,43 @@ def our_scan(args, name, shape):
     return min(found)
 
 
+def attention_rate(direction, shape, ms):
+    """By the usual count: 4 HS operations a pair forward, 10 backward, half the pairs."""
+    B, T, NH, HS = shape
+    work = (4 if direction == "forward" else 14) * B * NH * HS * T * (T + 1) / 2
+    return f"{1e-9 * work / ms:.0f} TFLOP/s"
+
+
+def attention_binary(args, direction):
+    return args.attention_forward if direction == "forward" else args.attention_backward
+
+
+def attention_command(args, direction):
+    return [attention_binary(args, direction) or f"(attention {direction} ladder)", "--time-only",
+            "--csv", "--kernel", DIRECTIONS[direction]]
+
+
+ATTENTION_NAME = re.compile(r"attention \w+ bf16 \((\d+),(\d+),(\d+),(\d+)\)"
+                            r" kernel (\d+) \((.*)\)")
+
+
+def our_attention(args, direction, shape, _):
+    program(attention_binary(args, direction),
+            "nvcc -DPRECISION_BF16 dev/attention/*.cu, then --attention-forward, -backward BIN")
+    if direction not in ladder_output:
+        ladder_output[direction] = tried(run_program, attention_command(args, direction))
+    if "\t" not in ladder_output[direction]:
+        raise Skip(ladder_output[direction])
+    for line in ladder_output[direction].split("\n"):
+        fields = line.split("\t")
+        what = ATTENTION_NAME.fullmatch(fields[3]) if len(fields) == 5 else None
+        if what and tuple(map(int, what.groups()[:4])) == shape:
+            ms = float(fields[4].split()[0])
+            rate = attention_rate(direction, shape, ms)
+            return Measured(ms, rate, f"kernel {what[5]} ({what[6]})")
+    raise Skip(f"{attention_binary(args, direction)}: no row for {shape}")
+
+
 # -----------------------------------------------------------------------------
 # rows, table, record
 
@@ -405,6 +481,13 @@ def works(args):
         for shape in TINY_SHAPES if args.smoke else SHAPES:
             yield (name, f"{name} forward ({','.join(map(str, shape))})", (args, name, shape),
                    our_scan, peer_scan, ladder_command(args, name), f"dev/cumsum/{name}.cu")
+    for shape in TINY_HEADS if args.smoke else HEADS:
+        for direction in DIRECTIONS:
+            for backend in BACKENDS:
+                text = f"attention {direction} ({','.join(map(str, shape))}), torch {backend}"
+                yield ("attention", text, (args, direction, shape, backend), our_attention,
+                       peer_attention, attention_command(args, direction),
+                       "dev/attention/attention.cuh")
 
 
 def blob(path):
@@ -473,10 +556,14 @@ def record(path, rows):
 def main(argv):
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", choices=MODELS + SCANS, metavar="NAME", help="one kind of row")
+    p.add_argument("--only", choices=(*MODELS, *SCANS, "attention"), metavar="NAME",
+                   help="one kind of row")
     p.add_argument("--trainer", default="./train_causalrn_gpu", metavar="BIN")
     p.add_argument("--cumsum", metavar="BIN", help="the ladder dev/cumsum/cumsum.cu, built")
     p.add_argument("--logcumsumexp", metavar="BIN", help="dev/cumsum/logcumsumexp.cu, built")
+    p.add_argument("--attention-forward", metavar="BIN",
+                   help="dev/attention/attention_forward.cu, built with -DPRECISION_BF16")
+    p.add_argument("--attention-backward", metavar="BIN", help="attention_backward.cu likewise")
     p.add_argument("--steps", type=int, default=60, help="of our trainer; a third is warm-up")
     p.add_argument("--peer-steps", type=int, default=20, help="timed steps of PyTorch's")
     p.add_argument("--mode", default="default", help="of torch.compile, one without CUDA graphs: "
@@ -504,7 +591,7 @@ def main(argv):
         if args.dry_run:
             print(f"{text}\n  ours: {' '.join(command)}\n  peer: {peer.__name__}"
                   f"{arguments[1:]}" + (f", torch.compile mode {args.mode}" if name in MODELS
-                                        else f": torch.{name}"))
+                                        else f": torch.{name}" if name in SCANS else ""))
             continue
         rows.append(Row(text, tried(ours, *arguments), tried(peer, *arguments), source))
     if args.dry_run:

@@ -1,0 +1,61 @@
+// attention_backward.cu: dq, dk, dv of softmax attention from dout, out, qkv and each row's log of
+// the sum. The equations and every kernel but the naive one are in attention.cuh.
+//
+//   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp
+//        [-DPRECISION_BF16] -o attention_backward dev/attention/attention_backward.cu
+//
+// ms (TFLOP/s, 10 HS a pair, though 14 are done) at (B,T,NH,HS), causal, L2 flushed. NOT YET
+// MEASURED.
+//    version                            (320,258,1,192)  (8,2048,16,128)  (16,1024,12,64)
+//  1 naive: a block a query, then a key, their weights in shared memory
+//  2 a warp a query, then a key; FP32's, and any head size's
+//  3 tiles: 16 queries, then keys, a warp, 32 others at a time
+//  4 64 others
+//  5 3 with more blocks a multiprocessor for dq
+//  6 3 in blocks of 8 warps: every tile fetched from L2 serves 128 rows
+//  7 4 in blocks of 8 warps
+//  9 attention_forward and attention_backward
+// 10 wgmma: 64 rows a warpgroup, 64 others (attention_hopper.cuh)
+//
+// On paper, in clocks of a multiprocessor for 64 x 64 pairs (mma.sync: some 1270 multiplications a
+// clock; shared memory: 128 bytes): head size 64: mma 1450, shared memory 1860; 128: 2890, 3730;
+// 192: 4340, 7300. At 1755 MHz the three shapes take no less than 0.10, 1.1 and 0.21 ms. From L2
+// come 2.1 GB in each of the two kernels at the second shape, in blocks of 8 warps half of that.
+#include "attention_hopper.cuh"
+
+#ifdef PRECISION_BF16
+static void run_hopper(const void *problem, cudaStream_t stream)
+{
+    const Attention *x = (const Attention *)problem;
+    if (x->C / x->NH == 64)
+        attention_hopper_backward<64>(BACKWARD_ARGS(x), stream);
+    else
+        attention_hopper_backward<128>(BACKWARD_ARGS(x), stream);
+    attention_split(x, stream);
+}
+#endif
+
+static const BenchKernel kernels[] = {
+    {1, "naive: a block a row", run_backward_naive<0>, refuse_naive},
+    {2, "a warp a row; FP32's", run_backward_general<0>, NULL},
+#ifdef PRECISION_BF16
+    {3, "tiles, 32 others", run_backward_tiled<0, 4, 32, 33, 22, 22>, refuse_tiled<1, 1, 1>},
+    {4, "tiles, 64 others", run_backward_tiled<0, 4, 64, 33, 22, 11>, refuse_tiled<1, 1, 1>},
+    {5, "3, more blocks for dq", run_backward_tiled<0, 4, 32, 43, 32, 0>, refuse_tiled<1, 1, 0>},
+    {6, "3, 8 warps a block", run_backward_tiled<0, 8, 32, 21, 11, 11>, refuse_tiled<1, 1, 1>},
+    {7, "4, 8 warps a block", run_backward_tiled<0, 8, 64, 21, 11, 0>, refuse_tiled<1, 1, 0>},
+#endif
+    {8, "attention_backward", run_backward_any<0>, NULL},
+    {9, "attention_forward + backward", run_both<0>, NULL},
+#ifdef PRECISION_BF16
+    {10, "wgmma", run_hopper, refuse_hopper<1, 1, 0>},
+#endif
+};
+
+int main(int argc, char **argv)
+{
+    const BenchOptions bench =
+        bench_options(argc, argv, "attention_backward: softmax attention, its own shapes");
+    const int n = sizeof kernels / sizeof *kernels;
+    return attention_ladder(kernels, n, 1, 0, &bench) ? EXIT_FAIL : 0;
+}

@@ -21,7 +21,9 @@
 #endif
 
 // CUDA_CHECK(call): die with the call's text and CUDA's reason unless it returns cudaSuccess.
+#ifndef CUDA_CHECK // util/cuda.h has it too
 #define CUDA_CHECK(call) bench_cuda((call), #call, __FILE__, __LINE__)
+#endif
 
 static inline void bench_cuda(cudaError_t e, const char *what, const char *file, int line)
 {

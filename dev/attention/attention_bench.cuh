@@ -1,57 +1,13 @@
-// attention_bench.cuh: what the attention ladders share: what attention.cuh takes from a trainer,
-// shapes, inputs, the double-precision reference in the plain form.
+// attention_bench.cuh: what the attention ladders share: shapes, inputs, the double-precision
+// reference in the plain form. The kernels but the naive ones and those of attention_hopper.cuh are
+// train_gpt2.cu's own, which is included whole.
 #ifndef SEQ_DEV_ATTENTION_BENCH_CUH
 #define SEQ_DEV_ATTENTION_BENCH_CUH
 
+#define TESTING
+#pragma nv_diag_suppress 177 // most of the trainer is not used here
+#include "../../train_gpt2.cu"
 #include "../bench.cuh"
-
-#ifdef PRECISION_BF16
-typedef __nv_bfloat16 floatX;
-#else
-typedef float floatX;
-#endif
-
-enum { WARP = 32 };
-#define LOG2E 1.4426950408889634f
-
-// LAUNCH(kernel, grid, block, smem, stream, arguments): launch and check.
-#define LAUNCH(kernel, grid, block, smem, stream, ...) \
-    do { \
-        bench_fits((const void *)(kernel), #kernel, (block), (smem)); \
-        (kernel)<<<bench_grid(grid), (block), (smem), (stream)>>>(__VA_ARGS__); \
-        CUDA_CHECK(cudaGetLastError()); \
-    } while (0)
-
-// bench_grid: blocks as an unsigned, or die: a grid has 1 to 2^31-1.
-static inline unsigned bench_grid(size_t blocks)
-{
-    if (blocks == 0 || blocks > 0x7fffffff)
-        die(EXIT_MEMORY, "attention: %zu blocks, expected 1 to 2^31-1", blocks);
-    return (unsigned)blocks;
-}
-
-// Pack: N consecutive elements, moved by one load or store.
-template <typename X, int N> struct alignas(sizeof(X) * N) Pack {
-    X v[N];
-};
-
-// warp_sum: sum of x over the 32 lanes, to all of them.
-static __device__ inline float warp_sum(float x)
-{
-    for (int i = WARP / 2; i > 0; i /= 2)
-        x += __shfl_xor_sync(~0u, x, i);
-    return x;
-}
-
-// exp2_fast: 2^x on the special-function unit: relative error 2^-22, below 2^-126 it is 0.
-static __device__ inline float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-#include "attention.cuh"
 #include "attention_reference.h"
 
 static const BenchType ATT_TYPE = sizeof(floatX) == 2 ? BENCH_BF16 : BENCH_F32;
@@ -362,7 +318,8 @@ template <int LINEAR> static void run_backward_naive(const void *problem, cudaSt
 template <int LINEAR> static void run_forward_general(const void *problem, cudaStream_t stream)
 {
     const Attention *x = (const Attention *)problem;
-    attention_forward_general(FORWARD_ARGS(x), LINEAR, stream);
+    attention_forward_general((floatX *)x->out.data, (float *)x->lse.data, x->qkv, x->B, x->T, 0,
+                              x->T, x->C, x->NH, x->causal, LINEAR, stream);
 }
 template <int LINEAR> static void run_backward_general(const void *problem, cudaStream_t stream)
 {

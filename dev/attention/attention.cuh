@@ -52,9 +52,10 @@ static __device__ inline void mma(float c[4], uint4 a, uint32_t b0, uint32_t b1)
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// ldmatrix: the four 8x8 quarters of a 16x16 tile of bf16 whose row lane % 16, column lane / 16 * 8
-// is at p. As it stands: an a of mma, or of two b's with the rows as columns x, z and y, w.
-// TRANS: two b's with the rows as k: x, y (columns 0-7) and z, w.
+// ldmatrix: the four 8x8 quarters of a 16x16 tile of bf16 in shared memory, each lane with the
+// address p of 8 elements in a row. p at row_at: an a of mma or, TRANS, b's x, y and z, w with the
+// rows as k; p at column_at: b's x, y and z, w with the rows as columns or, TRANS, an a with the
+// rows as k. (Registers that mma wants side by side come side by side.)
 template <int TRANS> static __device__ inline uint4 ldmatrix(const floatX *p)
 {
     uint4 f;
@@ -94,6 +95,13 @@ static __device__ inline void copy_wait(void)
 // once
 
 enum { TILE_THREADS = 128 };
+
+// row_at, column_at: where in a 16x16 tile, its rows ld apart, ldmatrix's lane reads.
+static __device__ inline int row_at(int lane, int ld) { return lane % 16 * ld + lane / 16 * 8; }
+static __device__ inline int column_at(int lane, int ld)
+{
+    return (lane / 16 * 8 + lane % 8) * ld + lane / 8 % 2 * 8;
+}
 
 // pack2: two floats as bf16, x in the low half.
 static __device__ inline uint32_t pack2(float x, float y)
@@ -146,8 +154,8 @@ template <int HS, int ROWS> static __device__ inline void tile_phi(floatX *tile)
 }
 
 // tile_dots: c[i] (16 x 16G) += own_i (16 rows, HS) other_i^T (16G rows, HS) for two tiles i, the
-// second 64 (own) and OT (other) rows after the first. own, other: a lane's element of the first
-// 16x16 (see ldmatrix); the first KEEP tiles of own come from registers instead.
+// second 64 (own) and OT (other) rows after the first. own is at row_at, other at column_at of the
+// first 16x16; the first KEEP tiles of own come from registers instead.
 template <int HS, int OT, int G, int KEEP>
 static __device__ inline void tile_dots(float c[2][2 * G][4], const uint4 kept[][HS / 16],
                                         const floatX *own, const floatX *other)
@@ -160,8 +168,8 @@ static __device__ inline void tile_dots(float c[2][2 * G][4], const uint4 kept[]
 #pragma unroll
             for (int n = 0; n < G; n++) {
                 const uint4 b = ldmatrix<0>(other + (i * OT + 16 * n) * (HS + 8) + 16 * k);
-                mma(c[i][2 * n], a, b.x, b.z);
-                mma(c[i][2 * n + 1], a, b.y, b.w);
+                mma(c[i][2 * n], a, b.x, b.y);
+                mma(c[i][2 * n + 1], a, b.z, b.w);
             }
         }
 }
@@ -186,7 +194,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
     enum { ROWS = 64 * MT, LD = HS + 8, STAGE = 2 * OT * LD };
     extern __shared__ __align__(16) floatX tiles[]; // q [ROWS][LD], then twice k, v [OT][LD]
     const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, blocks = (T + ROWS - 1) / ROWS;
-    const int lane_at = lane % 16 * LD + lane / 16 * 8, head = blockIdx.x / blocks;
+    const int head = blockIdx.x / blocks;
     const int first = (blocks - 1 - blockIdx.x % blocks) * ROWS; // causal: the longest come first
     const int row = first + threadIdx.x / WARP * 16 * MT;        // of this warp
     const int last = ((causal ? min(first + ROWS, T) : T) - 1) / OT;
@@ -213,7 +221,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
         }
         if (row >= T || (causal && j * OT >= row + 16 * MT))
             continue;
-        const floatX *own = tiles + (row - first) * LD + lane_at, *k = keys + lane_at;
+        const floatX *own = tiles + (row - first) * LD + row_at(lane, LD);
+        const floatX *k = keys + column_at(lane, LD), *v = keys + OT * LD + row_at(lane, LD);
         float s[MT][OT / 8][4] = {};
 #pragma unroll
         for (int c = 0; c < HS; c += 16) {
@@ -226,8 +235,8 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
                 const uint4 b = ldmatrix<0>(k + 16 * n * LD + c);
 #pragma unroll
                 for (int m = 0; m < MT; m++) {
-                    mma(s[m][2 * n], a[m], b.x, b.z);
-                    mma(s[m][2 * n + 1], a[m], b.y, b.w);
+                    mma(s[m][2 * n], a[m], b.x, b.y);
+                    mma(s[m][2 * n + 1], a[m], b.z, b.w);
                 }
             }
         }
@@ -282,7 +291,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
                 a[m] = accumulator_pack(&s[m][2 * n]);
 #pragma unroll
             for (int c = 0; c < HS / 16; c++) {
-                const uint4 b = ldmatrix<1>(k + (OT + 16 * n) * LD + 16 * c);
+                const uint4 b = ldmatrix<1>(v + 16 * n * LD + 16 * c);
 #pragma unroll
                 for (int m = 0; m < MT; m++) {
                     mma(o[m][2 * c], a[m], b.x, b.y);
@@ -374,7 +383,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
     enum { LD = HS + 8, STAGE = 2 * OT * LD };
     enum { KEEP = HS <= 128 ? 2 : !SIDE, G = KEEP == 1 ? 2 : 1 }; // what registers allow
     extern __shared__ __align__(16) floatX tiles[]; // own [2][64][LD], others [2][2][OT][LD], stats
-    const int lane = threadIdx.x % WARP, t = lane % 4, lane_at = lane % 16 * LD + lane / 16 * 8;
+    const int lane = threadIdx.x % WARP, t = lane % 4;
     const int blocks = (T + 63) / 64, head = blockIdx.x / blocks, nth = blockIdx.x % blocks;
     const int first = (SIDE ? nth : blocks - 1 - nth) * 64; // causal: the longest come first
     const int row = first + threadIdx.x / WARP * 16;        // of this warp
@@ -400,7 +409,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
     tile_fetch<HS, 64>(own, SIDE ? k : q, 3 * C, first, T);
     tile_fetch<HS, 64>(own + 64 * LD, SIDE ? v : g, SIDE ? 3 * C : C, first, T);
     fetch(begin);
-    own += (row - first) * LD;
+    own += (row - first) * LD + row_at(lane, LD);
     copy_wait();
     if (LINEAR)
         tile_phi<HS, 64>(tiles);
@@ -408,10 +417,10 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
 #pragma unroll
     for (int i = 0; i < KEEP * HS / 16; i++) // tile, then column
         kept[i / (HS / 16)][i % (HS / 16)] =
-            ldmatrix<0>(own + i / (HS / 16) * 64 * LD + lane_at + i % (HS / 16) * 16);
+            ldmatrix<0>(own + i / (HS / 16) * 64 * LD + i % (HS / 16) * 16);
     for (int i = 0; !SIDE && i < 2; i++) {
         const int r = row + 8 * i + lane / 4;
-        own_stats[i] = tile_stats<HS, LINEAR>(own + (64 + r - row) * LD, out + out_at,
+        own_stats[i] = tile_stats<HS, LINEAR>(tiles + (64 + r - first) * LD, out + out_at,
                                               lse + (size_t)head * T, C, r, T);
         if (r < T && t == 0)
             stats[r] = own_stats[i];
@@ -428,11 +437,12 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
 #pragma unroll 1
         for (int from = j * OT; from < (j + 1) * OT; from += 16 * G) {
             const int away = from - row; // of their first from ours
-            const floatX *other = others + (j % 2 * 2 * OT + from - j * OT) * LD + lane_at;
+            const floatX *other = others + (j % 2 * 2 * OT + from - j * OT) * LD;
             if (from >= T || (causal && (SIDE ? away <= -16 : away >= 16)))
                 continue;
             float s[2][2 * G][4] = {}; // q.k, then p; dout.v, then ds
-            tile_dots<HS, OT, G, KEEP>(s, kept, own + lane_at, other);
+            tile_dots<HS, OT, G, KEEP>(s, kept, own, other + column_at(lane, LD));
+            other += row_at(lane, LD);
 #pragma unroll
             for (int i = 0; i < 8 * G; i++) {
                 const int column = i / 4 * 8 + 2 * t + i % 2;
@@ -664,7 +674,7 @@ static void attention_forward_any(floatX *out, float *lse, const floatX *qkv, si
 #define FORWARD_TILED(HS, MT, OT, BLOCKS) \
     attention_forward_tiled<HS, LINEAR, MT, OT, BLOCKS>(out, lse, qkv, B, T, C, NH, causal, stream)
     WITH_FLAG(LINEAR, linear, switch (C / NH) {
-        case 64: FORWARD_TILED(64, 2, 64, 3); break;
+        case 64: FORWARD_TILED(64, 2, 32, 3); break;
         case 128: FORWARD_TILED(128, 2, 32, 2); break;
         default: FORWARD_TILED(192, 1, 32, 3);
     });

@@ -116,7 +116,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, 2)
     extern __shared__ __align__(16) floatX tiles[]; // x, y [64][LD]; z [64], state [16 KT][LDZ]
     floatX *xs = tiles, *ys = xs + XY, *zs = ys + XY, *state = zs + CHUNK * LDZ;
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, t = lane % 4;
-    const int lane_x = lane % 16 * LD + lane / 16 * 8, lane_z = lane % 16 * LDZ + lane / 16 * 8;
+    const int x_at = row_at(lane, LD), y_at = column_at(lane, LD), z_at = row_at(lane, LDZ);
     const int head = blockIdx.x / (HS / 64), slab = blockIdx.x % (HS / 64) * 64;
     const int chunks = (T + CHUNK - 1) / CHUNK, b = head / NH, h = head % NH * HS;
     float sum[MS][2 * NP][4] = {}; // state: sum of Y^T Z, 16 rows in every 64 a warp
@@ -165,16 +165,16 @@ static __global__ void __launch_bounds__(TILE_THREADS, 2)
         float a[8][4] = {}, out[2 * NP][4] = {};
 #pragma unroll
         for (int k = 0; k < KT; k++) {
-            const uint4 f = ldmatrix<0>(xs + 16 * warp * LD + 16 * k + lane_x);
+            const uint4 f = ldmatrix<0>(xs + 16 * warp * LD + 16 * k + x_at);
 #pragma unroll
             for (int n = 0; n < 4; n++) {
-                const uint4 g = ldmatrix<0>(ys + 16 * n * LD + 16 * k + lane_x);
-                mma(a[2 * n], f, g.x, g.z);
-                mma(a[2 * n + 1], f, g.y, g.w);
+                const uint4 g = ldmatrix<0>(ys + 16 * n * LD + 16 * k + y_at);
+                mma(a[2 * n], f, g.x, g.y);
+                mma(a[2 * n + 1], f, g.z, g.w);
             }
 #pragma unroll
             for (int n = 0; n < NP; n++) {
-                const uint4 g = ldmatrix<1>(state + 16 * k * LDZ + 16 * n + lane_z);
+                const uint4 g = ldmatrix<1>(state + 16 * k * LDZ + 16 * n + z_at);
                 mma(out[2 * n], f, g.x, g.y);
                 mma(out[2 * n + 1], f, g.z, g.w);
             }
@@ -190,16 +190,16 @@ static __global__ void __launch_bounds__(TILE_THREADS, 2)
             const uint4 f = accumulator_pack(&a[2 * k]);
 #pragma unroll
             for (int n = 0; n < NP; n++) {
-                const uint4 g = ldmatrix<1>(zs + 16 * k * LDZ + 16 * n + lane_z);
+                const uint4 g = ldmatrix<1>(zs + 16 * k * LDZ + 16 * n + z_at);
                 mma(out[2 * n], f, g.x, g.y);
                 mma(out[2 * n + 1], f, g.z, g.w);
 #pragma unroll
                 for (int m = 0; m < MS; m++)
                     if (warp + 4 * m < KT) {
-                        const floatX *at = ys + 16 * k * LD + 16 * (warp + 4 * m) + lane_x;
+                        const floatX *at = ys + 16 * k * LD + 16 * (warp + 4 * m) + y_at;
                         const uint4 c = ldmatrix<1>(at);
-                        mma(sum[m][2 * n], {c.x, c.z, c.y, c.w}, g.x, g.y);
-                        mma(sum[m][2 * n + 1], {c.x, c.z, c.y, c.w}, g.z, g.w);
+                        mma(sum[m][2 * n], c, g.x, g.y);
+                        mma(sum[m][2 * n + 1], c, g.z, g.w);
                     }
             }
         }

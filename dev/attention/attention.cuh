@@ -91,10 +91,7 @@ static __device__ inline void copy_wait(void)
     asm volatile("cp.async.wait_all;" : : : "memory");
 }
 
-// ---- tiles: blocks of 128 threads; a tile is [ROWS][HS + 8], so that ldmatrix meets every bank
-// once
-
-enum { TILE_THREADS = 128 };
+// ---- tiles: [ROWS][HS + 8], so that ldmatrix meets every bank once; blocks of WARPS warps
 
 // row_at, column_at: where in a 16x16 tile, its rows ld apart, ldmatrix's lane reads.
 static __device__ inline int row_at(int lane, int ld) { return lane % 16 * ld + lane / 16 * 8; }
@@ -121,12 +118,12 @@ static __device__ inline uint4 accumulator_pack(const float c[2][4])
 
 // tile_fetch: start copying rows row .. row+ROWS-1 of x (T,HS), `stride` apart, into a tile; rows
 // from T on become 0. A thread always has the same elements of a tile: see tile_phi.
-template <int HS, int ROWS>
+template <int HS, int ROWS, int WARPS>
 static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stride, int row, int T)
 {
     const int r = threadIdx.x / 8, column = threadIdx.x % 8 * 8;
 #pragma unroll
-    for (int i = 0; i < ROWS; i += TILE_THREADS / 8) {
+    for (int i = 0; i < ROWS; i += 4 * WARPS) {
         const bool inside = row + i + r < T;
         const floatX *from = x + (size_t)(inside ? row + i + r : 0) * stride + column;
 #pragma unroll
@@ -136,11 +133,11 @@ static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stri
 }
 
 // tile_phi: the tile = phi of it; each thread does what it copied itself, so copy_wait is enough.
-template <int HS, int ROWS> static __device__ inline void tile_phi(floatX *tile)
+template <int HS, int ROWS, int WARPS> static __device__ inline void tile_phi(floatX *tile)
 {
     floatX *x = tile + threadIdx.x / 8 * (HS + 8) + threadIdx.x % 8 * 8;
 #pragma unroll 1
-    for (int i = 0; i < ROWS; i += TILE_THREADS / 8)
+    for (int i = 0; i < ROWS; i += 4 * WARPS)
 #pragma unroll
         for (int c = 0; c < HS; c += 64)
 #pragma unroll
@@ -154,9 +151,9 @@ template <int HS, int ROWS> static __device__ inline void tile_phi(floatX *tile)
 }
 
 // tile_dots: c[i] (16 x 16G) += own_i (16 rows, HS) other_i^T (16G rows, HS) for two tiles i, the
-// second 64 (own) and OT (other) rows after the first. own is at row_at, other at column_at of the
-// first 16x16; the first KEEP tiles of own come from registers instead.
-template <int HS, int OT, int G, int KEEP>
+// second ROWS (own) and OT (other) rows after the first. own is at row_at, other at column_at of
+// the first 16x16; the first KEEP tiles of own come from registers instead.
+template <int HS, int ROWS, int OT, int G, int KEEP>
 static __device__ inline void tile_dots(float c[2][2 * G][4], const uint4 kept[][HS / 16],
                                         const floatX *own, const floatX *other)
 {
@@ -164,7 +161,8 @@ static __device__ inline void tile_dots(float c[2][2 * G][4], const uint4 kept[]
     for (int k = 0; k < HS / 16; k++)
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            const uint4 a = i < KEEP ? kept[i][k] : ldmatrix<0>(own + i * 64 * (HS + 8) + 16 * k);
+            const uint4 a = i < KEEP ? kept[i][k]
+                                     : ldmatrix<0>(own + i * ROWS * (HS + 8) + 16 * k);
 #pragma unroll
             for (int n = 0; n < G; n++) {
                 const uint4 b = ldmatrix<0>(other + (i * OT + 16 * n) * (HS + 8) + 16 * k);
@@ -187,7 +185,7 @@ static size_t forward_bytes(int HS, int MT, int OT)
 // sum are relative to 2^top, a power that moves only when some row's largest logit has outgrown it
 // by 2^8: what p rounds to does not depend on it.
 template <int HS, int LINEAR, int MT, int OT, int BLOCKS>
-static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
+static __global__ void __launch_bounds__(4 * WARP, BLOCKS)
     attention_forward_kernel(floatX *out, float *lse, const floatX *qkv, int T, int C, int NH,
                              int causal)
 {
@@ -203,21 +201,21 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
     float o[MT][HS / 8][4] = {}, top[MT][2], sum[MT][2] = {};
     for (int i = 0; i < 2 * MT; i++)
         top[i / 2][i % 2] = -INFINITY;
-    tile_fetch<HS, ROWS>(tiles, x, 3 * C, first, T);
-    tile_fetch<HS, OT>(tiles + ROWS * LD, x + C, 3 * C, 0, T);
-    tile_fetch<HS, OT>(tiles + (ROWS + OT) * LD, x + 2 * C, 3 * C, 0, T);
+    tile_fetch<HS, ROWS, 4>(tiles, x, 3 * C, first, T);
+    tile_fetch<HS, OT, 4>(tiles + ROWS * LD, x + C, 3 * C, 0, T);
+    tile_fetch<HS, OT, 4>(tiles + (ROWS + OT) * LD, x + 2 * C, 3 * C, 0, T);
     for (int j = 0; j <= last; j++) {
         floatX *keys = tiles + ROWS * LD + j % 2 * STAGE;
         floatX *next = tiles + ROWS * LD + (j + 1) % 2 * STAGE;
         copy_wait();
         if (LINEAR)
-            tile_phi<HS, OT>(keys);
+            tile_phi<HS, OT, 4>(keys);
         if (LINEAR && j == 0)
-            tile_phi<HS, ROWS>(tiles);
+            tile_phi<HS, ROWS, 4>(tiles);
         __syncthreads(); // keys, v are there; nobody reads `next` any more
         if (j < last) {
-            tile_fetch<HS, OT>(next, x + C, 3 * C, (j + 1) * OT, T);
-            tile_fetch<HS, OT>(next + OT * LD, x + 2 * C, 3 * C, (j + 1) * OT, T);
+            tile_fetch<HS, OT, 4>(next, x + C, 3 * C, (j + 1) * OT, T);
+            tile_fetch<HS, OT, 4>(next + OT * LD, x + 2 * C, 3 * C, (j + 1) * OT, T);
         }
         if (row >= T || (causal && j * OT >= row + 16 * MT))
             continue;
@@ -323,9 +321,9 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
 // ---- backward
 
 // backward_bytes: shared memory of a block of attention_backward_kernel.
-static size_t backward_bytes(int HS, int OT)
+static size_t backward_bytes(int HS, int WARPS, int OT)
 {
-    return (size_t)(2 * 64 + 4 * OT) * (HS + 8) * sizeof(floatX) + 2 * OT * sizeof(float2);
+    return (size_t)(2 * 16 * WARPS + 4 * OT) * (HS + 8) * sizeof(floatX) + 2 * OT * sizeof(float2);
 }
 
 // tile_stats: (log2 of the softmax's divisor, or 1 / norm; D = dout.out) of row `row` of out
@@ -372,55 +370,55 @@ static __device__ inline void tile_store(floatX *dx, const float sum[HS / 8][4],
     }
 }
 
-// attention_backward_kernel: SIDE 0: dq of 64 queries of one head, and their stats (B,NH,T); SIDE
-// 1, after it: dk, dv of 64 keys. A warp owns 16 of them and walks over the others, the keys or the
-// queries, OT at a time, the next already on their way.
-template <int HS, int LINEAR, int SIDE, int OT, int BLOCKS>
-static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
+// attention_backward_kernel: SIDE 0: dq of 16 WARPS queries of a head, and their stats (B,NH,T);
+// SIDE 1, after it: dk, dv of as many keys. A warp owns 16 of them and walks over the others, the
+// keys or the queries, OT at a time, the next already on their way.
+template <int HS, int LINEAR, int SIDE, int WARPS, int OT, int BLOCKS>
+static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     attention_backward_kernel(floatX *dqkv, float2 *stats, const floatX *dout, const floatX *out,
                               const float *lse, const floatX *qkv, int T, int C, int NH, int causal)
 {
-    enum { LD = HS + 8, STAGE = 2 * OT * LD };
+    enum { ROWS = 16 * WARPS, LD = HS + 8, STAGE = 2 * OT * LD };
     enum { KEEP = HS <= 128 ? 2 : !SIDE, G = KEEP == 1 ? 2 : 1 }; // what registers allow
-    extern __shared__ __align__(16) floatX tiles[]; // own [2][64][LD], others [2][2][OT][LD], stats
+    extern __shared__ __align__(16) floatX tiles[]; // own [2][ROWS][LD], others [2][2][OT][LD]
     const int lane = threadIdx.x % WARP, t = lane % 4;
-    const int blocks = (T + 63) / 64, head = blockIdx.x / blocks, nth = blockIdx.x % blocks;
-    const int first = (SIDE ? nth : blocks - 1 - nth) * 64; // causal: the longest come first
+    const int blocks = (T + ROWS - 1) / ROWS, head = blockIdx.x / blocks, nth = blockIdx.x % blocks;
+    const int first = (SIDE ? nth : blocks - 1 - nth) * ROWS; // causal: the longest come first
     const int row = first + threadIdx.x / WARP * 16;        // of this warp
     const int begin = SIDE && causal ? first / OT : 0;
-    const int last = ((causal && !SIDE ? min(first + 64, T) : T) - 1) / OT;
+    const int last = ((causal && !SIDE ? min(first + ROWS, T) : T) - 1) / OT;
     const size_t at = (size_t)(head / NH) * T * 3 * C + head % NH * HS;
     const size_t out_at = (size_t)(head / NH) * T * C + head % NH * HS;
     const floatX *q = qkv + at, *k = q + C, *v = k + C, *g = dout + out_at;
     const float factor = LOG2E * rsqrtf((float)HS);
-    floatX *own = tiles, *others = tiles + 2 * 64 * LD;
+    floatX *own = tiles, *others = tiles + 2 * ROWS * LD;
     float2 *other_stats = (float2 *)(others + 2 * STAGE), own_stats[2];
     uint4 kept[2][HS / 16]; // the first KEEP are in use
     float dx[HS / 8][4] = {}, dv[SIDE ? HS / 8 : 1][4] = {}; // dx: dq or dk
     stats += (size_t)head * T;
     const auto fetch = [=](int j) {
         floatX *to = others + j % 2 * STAGE;
-        tile_fetch<HS, OT>(to, SIDE ? q : k, 3 * C, j * OT, T);
-        tile_fetch<HS, OT>(to + OT * LD, SIDE ? g : v, SIDE ? C : 3 * C, j * OT, T);
+        tile_fetch<HS, OT, WARPS>(to, SIDE ? q : k, 3 * C, j * OT, T);
+        tile_fetch<HS, OT, WARPS>(to + OT * LD, SIDE ? g : v, SIDE ? C : 3 * C, j * OT, T);
         const int i = j * OT + threadIdx.x, inside = i < T;
         if (SIDE && threadIdx.x < OT)
             copy_async(other_stats + j % 2 * OT + threadIdx.x, stats + (inside ? i : 0), inside);
     };
-    tile_fetch<HS, 64>(own, SIDE ? k : q, 3 * C, first, T);
-    tile_fetch<HS, 64>(own + 64 * LD, SIDE ? v : g, SIDE ? 3 * C : C, first, T);
+    tile_fetch<HS, ROWS, WARPS>(own, SIDE ? k : q, 3 * C, first, T);
+    tile_fetch<HS, ROWS, WARPS>(own + ROWS * LD, SIDE ? v : g, SIDE ? 3 * C : C, first, T);
     fetch(begin);
     own += (row - first) * LD + row_at(lane, LD);
     copy_wait();
     if (LINEAR)
-        tile_phi<HS, 64>(tiles);
+        tile_phi<HS, ROWS, WARPS>(tiles);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < KEEP * HS / 16; i++) // tile, then column
         kept[i / (HS / 16)][i % (HS / 16)] =
-            ldmatrix<0>(own + i / (HS / 16) * 64 * LD + i % (HS / 16) * 16);
+            ldmatrix<0>(own + i / (HS / 16) * ROWS * LD + i % (HS / 16) * 16);
     for (int i = 0; !SIDE && i < 2; i++) {
         const int r = row + 8 * i + lane / 4;
-        own_stats[i] = tile_stats<HS, LINEAR>(tiles + (64 + r - first) * LD, out + out_at,
+        own_stats[i] = tile_stats<HS, LINEAR>(tiles + (ROWS + r - first) * LD, out + out_at,
                                               lse + (size_t)head * T, C, r, T);
         if (r < T && t == 0)
             stats[r] = own_stats[i];
@@ -428,7 +426,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
     for (int j = begin; j <= last; j++) {
         copy_wait();
         if (LINEAR)
-            tile_phi<HS, OT>(others + j % 2 * STAGE);
+            tile_phi<HS, OT, WARPS>(others + j % 2 * STAGE);
         __syncthreads(); // the others of j are there; nobody reads those of j - 1 any more
         if (j < last)
             fetch(j + 1);
@@ -441,7 +439,7 @@ static __global__ void __launch_bounds__(TILE_THREADS, BLOCKS)
             if (from >= T || (causal && (SIDE ? away <= -16 : away >= 16)))
                 continue;
             float s[2][2 * G][4] = {}; // q.k, then p; dout.v, then ds
-            tile_dots<HS, OT, G, KEEP>(s, kept, own, other + column_at(lane, LD));
+            tile_dots<HS, ROWS, OT, G, KEEP>(s, kept, own, other + column_at(lane, LD));
             other += row_at(lane, LD);
 #pragma unroll
             for (int i = 0; i < 8 * G; i++) {
@@ -613,23 +611,24 @@ static void attention_fits(size_t T, size_t C, size_t NH)
 }
 
 #ifdef PRECISION_BF16
-// attention_forward_tiled, attention_backward_tiled: launch the tiles of one head size. MT, OT:
-// see the kernels. BLOCKS: blocks a multiprocessor shall have registers for.
+// attention_forward_tiled, attention_backward_tiled: launch the tiles of one head size. MT, WARPS,
+// OT: see the kernels. BLOCKS: blocks a multiprocessor shall have registers for.
 template <int HS, int LINEAR, int MT, int OT, int BLOCKS>
 static void attention_forward_tiled(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T,
                                     size_t C, size_t NH, int causal, cudaStream_t stream)
 {
     LAUNCH((attention_forward_kernel<HS, LINEAR, MT, OT, BLOCKS>),
-           B * NH * ((T + 64 * MT - 1) / (64 * MT)), TILE_THREADS, forward_bytes(HS, MT, OT),
+           B * NH * ((T + 64 * MT - 1) / (64 * MT)), 4 * WARP, forward_bytes(HS, MT, OT),
            stream, out, lse, qkv, (int)T, (int)C, (int)NH, causal);
 }
-template <int HS, int LINEAR, int SIDE, int OT, int BLOCKS>
+template <int HS, int LINEAR, int SIDE, int WARPS, int OT, int BLOCKS>
 static void attention_backward_tiled(floatX *dqkv, const floatX *dout, const floatX *out,
                                      const float *lse, const floatX *qkv, float *scratch, size_t B,
                                      size_t T, size_t C, size_t NH, int causal, cudaStream_t stream)
 {
-    LAUNCH((attention_backward_kernel<HS, LINEAR, SIDE, OT, BLOCKS>), B * NH * ((T + 63) / 64),
-           TILE_THREADS, backward_bytes(HS, OT), stream, dqkv, (float2 *)scratch, dout, out, lse,
+    LAUNCH((attention_backward_kernel<HS, LINEAR, SIDE, WARPS, OT, BLOCKS>),
+           B * NH * ((T + 16 * WARPS - 1) / (16 * WARPS)), WARPS * WARP,
+           backward_bytes(HS, WARPS, OT), stream, dqkv, (float2 *)scratch, dout, out, lse,
            qkv, (int)T, (int)C, (int)NH, causal);
 }
 #endif
@@ -694,15 +693,15 @@ static void attention_backward_any(floatX *dqkv, const floatX *dout, const float
         return;
     }
 #ifdef PRECISION_BF16
-#define BACKWARD_TILED(HS, OT, DQ_BLOCKS, DKV_BLOCKS) \
-    attention_backward_tiled<HS, LINEAR, 0, OT, DQ_BLOCKS>( \
+#define BACKWARD_TILED(HS, WARPS, OT, DQ_BLOCKS, DKV_BLOCKS) \
+    attention_backward_tiled<HS, LINEAR, 0, WARPS, OT, DQ_BLOCKS>( \
         dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, stream), \
-    attention_backward_tiled<HS, LINEAR, 1, OT, DKV_BLOCKS>( \
+    attention_backward_tiled<HS, LINEAR, 1, WARPS, OT, DKV_BLOCKS>( \
         dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, stream)
     WITH_FLAG(LINEAR, linear, switch (C / NH) {
-        case 64: BACKWARD_TILED(64, 64, 3, 3); break;
-        case 128: BACKWARD_TILED(128, 32, 2, 2); break;
-        default: BACKWARD_TILED(192, 32, 2, 2);
+        case 64: BACKWARD_TILED(64, 4, 64, 3, 3); break;
+        case 128: BACKWARD_TILED(128, 4, 32, 2, 2); break;
+        default: BACKWARD_TILED(192, 4, 32, 2, 2);
     });
 #endif
 }

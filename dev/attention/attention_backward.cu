@@ -12,6 +12,8 @@
 //  3 tiles: 16 queries, then keys, a warp, 32 others at a time
 //  4 64 others
 //  5 3 with more blocks a multiprocessor for dq
+//  6 3 in blocks of 8 warps: every tile fetched from L2 serves 128 rows
+//  7 4 in blocks of 8 warps
 //  9 attention_forward and attention_backward
 #include "attention_bench.cuh"
 
@@ -19,10 +21,11 @@ static const BenchKernel kernels[] = {
     {1, "naive: a block a row", run_backward_naive<0>, refuse_naive},
     {2, "a warp a row; FP32's", run_backward_general<0>, NULL},
 #ifdef PRECISION_BF16
-    {3, "tiles, 32 others", run_backward_tiled<0, 32, 33, 22, 22>, refuse_tiled<1, 1, 1>},
-    {4, "tiles, 64 others", run_backward_tiled<0, 64, 33, 22, 11>, refuse_tiled<1, 1, 1>},
-    {5, "tiles, 32 others, dq in more blocks", run_backward_tiled<0, 32, 43, 32, 0>,
-     refuse_tiled<1, 1, 0>},
+    {3, "tiles, 32 others", run_backward_tiled<0, 4, 32, 33, 22, 22>, refuse_tiled<1, 1, 1>},
+    {4, "tiles, 64 others", run_backward_tiled<0, 4, 64, 33, 22, 11>, refuse_tiled<1, 1, 1>},
+    {5, "3, more blocks for dq", run_backward_tiled<0, 4, 32, 43, 32, 0>, refuse_tiled<1, 1, 0>},
+    {6, "3, 8 warps a block", run_backward_tiled<0, 8, 32, 21, 11, 11>, refuse_tiled<1, 1, 1>},
+    {7, "4, 8 warps a block", run_backward_tiled<0, 8, 64, 21, 11, 0>, refuse_tiled<1, 1, 0>},
 #endif
     {8, "attention_backward", run_backward_any<0>, NULL},
     {9, "attention_forward + backward", run_both<0>, NULL},

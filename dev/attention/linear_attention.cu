@@ -32,6 +32,7 @@
 #include "attention_bench.cuh"
 
 #ifdef PRECISION_BF16
+enum { CHUNK_WARPS = 4, CHUNK_THREADS = CHUNK_WARPS * WARP };
 enum { CHUNK = 64, LDZ = CHUNK + 24 }; // 16 columns more for the 1, 8 against bank conflicts
 
 // chunk_bytes: shared memory of a block of linear_chunk_kernel.
@@ -48,7 +49,7 @@ static __device__ inline void chunk_fetch(floatX *tile, const floatX *x, int str
 {
     const int r = threadIdx.x / 8, column = threadIdx.x % 8 * 8;
 #pragma unroll
-    for (int i = 0; i < CHUNK; i += TILE_THREADS / 8) {
+    for (int i = 0; i < CHUNK; i += CHUNK_THREADS / 8) {
         const bool inside = row + i + r < T;
         const floatX *from = x + (size_t)(inside ? row + i + r : 0) * stride + column;
 #pragma unroll
@@ -63,7 +64,7 @@ template <int W, int LD, int PHI>
 static __device__ inline void chunk_map(floatX *tile, const float2 *stats, int row, int T)
 {
 #pragma unroll 1
-    for (int i = threadIdx.x / 8; i < CHUNK; i += TILE_THREADS / 8) {
+    for (int i = threadIdx.x / 8; i < CHUNK; i += CHUNK_THREADS / 8) {
         const float factor = row + i >= T ? 0 : stats ? stats[row + i].x : 1;
 #pragma unroll
         for (int c = 0; c < W; c += 64) {
@@ -105,7 +106,7 @@ static __global__ void linear_stats_kernel(float2 *stats, const floatX *dout, co
 // linear_chunk_kernel: see the top: `to` (B,T, ) and norm of 64 columns of one head, by one pass.
 // Rows of x, y, z, of `to` and of the raw q or k that phi' is of, are *_stride apart.
 template <int HS, int PASS>
-static __global__ void __launch_bounds__(TILE_THREADS, 2)
+static __global__ void __launch_bounds__(CHUNK_THREADS, 2)
     linear_chunk_kernel(floatX *to, float *norm, const floatX *x, const floatX *y, const floatX *z,
                         const floatX *slope, const float2 *stats, int to_stride, int x_stride,
                         int y_stride, int z_stride, int T, int NH)
@@ -236,8 +237,8 @@ static void linear_chunk_pass(floatX *to, float *norm, const floatX *x, const fl
                               const floatX *z, const floatX *slope, const float *stats,
                               const int stride[4], const Attention *p, cudaStream_t stream)
 {
-    LAUNCH((linear_chunk_kernel<HS, PASS>), p->B * p->NH * (HS / 64), TILE_THREADS, chunk_bytes(HS),
-           stream, to, norm, x, y, z, slope, (const float2 *)stats, stride[0], stride[1], stride[2],
+    LAUNCH((linear_chunk_kernel<HS, PASS>), p->B * p->NH * (HS / 64), CHUNK_THREADS,
+           chunk_bytes(HS), stream, to, norm, x, y, z, slope, (const float2 *)stats, stride[0], stride[1], stride[2],
            stride[3], (int)p->T, (int)p->NH);
 }
 

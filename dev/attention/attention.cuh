@@ -174,6 +174,89 @@ static __device__ inline void tile_dots(float c[2][2 * G][4], const uint4 kept[]
 
 // ---- forward
 
+// forward_mask: s, a warp's products of 16 MT queries from `row` and OT keys from `key`, = value
+// where the key does not exist or comes after the query.
+template <int MT, int OT>
+static __device__ inline void forward_mask(float s[MT][OT / 8][4], float value, int row, int key,
+                                           int T, int causal)
+{
+    row += threadIdx.x % WARP / 4, key += threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < MT * OT / 2; i++) {
+        const int m = i / (OT / 2), n = i / 4 % (OT / 8), u = key + 8 * n + i % 2;
+        if (u >= T || (causal && u > row + 16 * m + i % 4 / 2 * 8))
+            s[m][n][i % 4] = value;
+    }
+}
+
+// softmax_step: s = p relative to 2^top, from q.k, and sum += it. Where a row's largest logit has
+// outgrown its top by 2^8, every top moves up to its row's largest, and o and sum with it: what p
+// rounds to does not depend on top.
+template <int HS, int MT, int OT>
+static __device__ inline void softmax_step(float s[MT][OT / 8][4], float o[MT][HS / 8][4],
+                                           float top[MT][2], float sum[MT][2])
+{
+    const float factor = LOG2E * rsqrtf((float)HS);
+    float high[MT][2];
+    bool grown = false;
+#pragma unroll
+    for (int i = 0; i < 2 * MT; i++) {
+        float most = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < OT / 8; n++)
+            most = fmaxf(most, fmaxf(s[i / 2][n][i % 2 * 2], s[i / 2][n][i % 2 * 2 + 1]));
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
+        high[i / 2][i % 2] = factor * fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        grown |= high[i / 2][i % 2] > top[i / 2][i % 2] + 8;
+    }
+    if (__any_sync(~0u, grown))
+#pragma unroll
+        for (int i = 0; i < 2 * MT; i++) {
+            const float higher = fmaxf(top[i / 2][i % 2], high[i / 2][i % 2]);
+            const float shrink = exp2_fast(top[i / 2][i % 2] - higher);
+            top[i / 2][i % 2] = higher;
+            sum[i / 2][i % 2] *= shrink;
+#pragma unroll
+            for (int n = 0; n < HS / 8; n++) {
+                o[i / 2][n][i % 2 * 2] *= shrink;
+                o[i / 2][n][i % 2 * 2 + 1] *= shrink;
+            }
+        }
+#pragma unroll
+    for (int i = 0; i < MT * OT / 2; i++) {
+        float *p = &s[i / (OT / 2)][i / 4 % (OT / 8)][i % 4];
+        *p = exp2_fast(fmaf(*p, factor, -top[i / (OT / 2)][i % 4 / 2]));
+        sum[i / (OT / 2)][i % 4 / 2] += *p;
+    }
+}
+
+// forward_store: out and lse (linear: norm) of a warp's 16 MT queries of one head, from `row`.
+template <int HS, int LINEAR, int MT>
+static __device__ inline void forward_store(floatX *out, float *lse, const float o[MT][HS / 8][4],
+                                            const float top[MT][2], const float sum[MT][2],
+                                            int head, int row, int T, int C, int NH)
+{
+    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < 2 * MT; i++) {
+        const int u = row + 16 * (i / 2) + 8 * (i % 2) + g;
+        float total = sum[i / 2][i % 2];
+        total += __shfl_xor_sync(~0u, total, 1);
+        total += __shfl_xor_sync(~0u, total, 2);
+        total += LINEAR ? LINEAR_EPS : 0;
+        const float inverse = 1 / total;
+        if (u >= T)
+            continue;
+        if (t == 0)
+            lse[(size_t)head * T + u] = LINEAR ? total : LN2 * (top[i / 2][i % 2] + log2f(total));
+        floatX *y = out + ((size_t)(head / NH) * T + u) * C + head % NH * HS + 2 * t;
+#pragma unroll
+        for (int n = 0; n < HS / 8; n++)
+            *(uint32_t *)(y + 8 * n) = pack2(o[i / 2][n][i % 2 * 2] * inverse,
+                                             o[i / 2][n][i % 2 * 2 + 1] * inverse);
+    }
+}
+
 // forward_bytes: shared memory of a block of attention_forward_kernel.
 static size_t forward_bytes(int HS, int MT, int OT)
 {
@@ -181,9 +264,7 @@ static size_t forward_bytes(int HS, int MT, int OT)
 }
 
 // attention_forward_kernel: out and lse (linear: norm) of 64 MT queries of one head: a warp has 16
-// MT of them and walks over the keys, OT at a time, the next already on their way. Softmax: o and
-// sum are relative to 2^top, a power that moves only when some row's largest logit has outgrown it
-// by 2^8: what p rounds to does not depend on it.
+// MT of them and walks over the keys, OT at a time, the next already on their way.
 template <int HS, int LINEAR, int MT, int OT, int BLOCKS>
 static __global__ void __launch_bounds__(4 * WARP, BLOCKS)
     attention_forward_kernel(floatX *out, float *lse, const floatX *qkv, int T, int C, int NH,
@@ -191,13 +272,12 @@ static __global__ void __launch_bounds__(4 * WARP, BLOCKS)
 {
     enum { ROWS = 64 * MT, LD = HS + 8, STAGE = 2 * OT * LD };
     extern __shared__ __align__(16) floatX tiles[]; // q [ROWS][LD], then twice k, v [OT][LD]
-    const int lane = threadIdx.x % WARP, g = lane / 4, t = lane % 4, blocks = (T + ROWS - 1) / ROWS;
+    const int lane = threadIdx.x % WARP, blocks = (T + ROWS - 1) / ROWS;
     const int head = blockIdx.x / blocks;
     const int first = (blocks - 1 - blockIdx.x % blocks) * ROWS; // causal: the longest come first
     const int row = first + threadIdx.x / WARP * 16 * MT;        // of this warp
     const int last = ((causal ? min(first + ROWS, T) : T) - 1) / OT;
     const floatX *x = qkv + (size_t)(head / NH) * T * 3 * C + head % NH * HS;
-    const float factor = LOG2E * rsqrtf((float)HS);
     float o[MT][HS / 8][4] = {}, top[MT][2], sum[MT][2] = {};
     for (int i = 0; i < 2 * MT; i++)
         top[i / 2][i % 2] = -INFINITY;
@@ -238,49 +318,13 @@ static __global__ void __launch_bounds__(4 * WARP, BLOCKS)
                 }
             }
         }
-        if ((j + 1) * OT > T || (causal && (j + 1) * OT > row + 1)) {
+        if ((j + 1) * OT > T || (causal && (j + 1) * OT > row + 1))
+            forward_mask<MT, OT>(s, LINEAR ? 0 : -INFINITY, row, j * OT, T, causal);
+        if (!LINEAR) // every row sees key 0, which comes first: from here on its top is above -inf
+            softmax_step<HS, MT, OT>(s, o, top, sum);
 #pragma unroll
-            for (int i = 0; i < MT * OT / 2; i++) {
-                const int m = i / (OT / 2), n = i / 4 % (OT / 8);
-                const int key = j * OT + 8 * n + 2 * t + i % 2;
-                if (key >= T || (causal && key > row + 16 * m + g + i % 4 / 2 * 8))
-                    s[m][n][i % 4] = LINEAR ? 0 : -INFINITY;
-            }
-        }
-        if (!LINEAR) { // every row sees key 0, which comes first: from here on high is above -inf
-            float high[MT][2];
-            bool grown = false;
-#pragma unroll
-            for (int i = 0; i < 2 * MT; i++) {
-                float most = -INFINITY;
-#pragma unroll
-                for (int n = 0; n < OT / 8; n++)
-                    most = fmaxf(most, fmaxf(s[i / 2][n][i % 2 * 2], s[i / 2][n][i % 2 * 2 + 1]));
-                most = fmaxf(most, __shfl_xor_sync(~0u, most, 1));
-                high[i / 2][i % 2] = factor * fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-                grown |= high[i / 2][i % 2] > top[i / 2][i % 2] + 8;
-            }
-            if (__any_sync(~0u, grown))
-#pragma unroll
-                for (int i = 0; i < 2 * MT; i++) {
-                    const float higher = fmaxf(top[i / 2][i % 2], high[i / 2][i % 2]);
-                    const float shrink = exp2_fast(top[i / 2][i % 2] - higher);
-                    top[i / 2][i % 2] = higher;
-                    sum[i / 2][i % 2] *= shrink;
-#pragma unroll
-                    for (int n = 0; n < HS / 8; n++) {
-                        o[i / 2][n][i % 2 * 2] *= shrink;
-                        o[i / 2][n][i % 2 * 2 + 1] *= shrink;
-                    }
-                }
-        }
-#pragma unroll
-        for (int i = 0; i < MT * OT / 2; i++) {
-            float *p = &s[i / (OT / 2)][i / 4 % (OT / 8)][i % 4];
-            if (!LINEAR)
-                *p = exp2_fast(fmaf(*p, factor, -top[i / (OT / 2)][i % 4 / 2]));
-            sum[i / (OT / 2)][i % 4 / 2] += *p;
-        }
+        for (int i = 0; LINEAR && i < MT * OT / 2; i++)
+            sum[i / (OT / 2)][i % 4 / 2] += s[i / (OT / 2)][i / 4 % (OT / 8)][i % 4];
 #pragma unroll
         for (int n = 0; n < OT / 16; n++) {
             uint4 a[MT];
@@ -298,24 +342,7 @@ static __global__ void __launch_bounds__(4 * WARP, BLOCKS)
             }
         }
     }
-#pragma unroll
-    for (int i = 0; i < 2 * MT; i++) {
-        const int u = row + 16 * (i / 2) + 8 * (i % 2) + g;
-        float total = sum[i / 2][i % 2];
-        total += __shfl_xor_sync(~0u, total, 1);
-        total += __shfl_xor_sync(~0u, total, 2);
-        total += LINEAR ? LINEAR_EPS : 0;
-        const float inverse = 1 / total;
-        if (u >= T)
-            continue;
-        if (t == 0)
-            lse[(size_t)head * T + u] = LINEAR ? total : LN2 * (top[i / 2][i % 2] + log2f(total));
-        floatX *y = out + ((size_t)(head / NH) * T + u) * C + head % NH * HS + 2 * t;
-#pragma unroll
-        for (int n = 0; n < HS / 8; n++)
-            *(uint32_t *)(y + 8 * n) = pack2(o[i / 2][n][i % 2 * 2] * inverse,
-                                             o[i / 2][n][i % 2 * 2 + 1] * inverse);
-    }
+    forward_store<HS, LINEAR, MT>(out, lse, o, top, sum, head, row, T, C, NH);
 }
 
 // ---- backward
@@ -450,6 +477,7 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
                 *p = LINEAR ? *p * z.x : exp2_fast(fmaf(*p, factor, -z.x));
                 *ds = (*ds - z.y) * (LINEAR ? z.x : *p);
             }
+            // selected, not multiplied: what an unseen pair gave may be infinite
             if ((causal && away > -16 * G && away < 16) || from + 16 * G > T || T == 1) {
 #pragma unroll
                 for (int i = 0; i < 8 * G; i++) {

@@ -238,8 +238,8 @@ static void linear_chunk_pass(floatX *to, float *norm, const floatX *x, const fl
                               const int stride[4], const Attention *p, cudaStream_t stream)
 {
     LAUNCH((linear_chunk_kernel<HS, PASS>), p->B * p->NH * (HS / 64), CHUNK_THREADS,
-           chunk_bytes(HS), stream, to, norm, x, y, z, slope, (const float2 *)stats, stride[0], stride[1], stride[2],
-           stride[3], (int)p->T, (int)p->NH);
+           chunk_bytes(HS), stream, to, norm, x, y, z, slope, (const float2 *)stats, stride[0],
+           stride[1], stride[2], stride[3], (int)p->T, (int)p->NH);
 }
 
 // linear_chunk_forward: out, norm: as linear_attention_forward, causal.

@@ -12,11 +12,35 @@
 //  4 16 queries, 64 keys
 //  5 32 queries, 32 keys: each key and value fetched from shared memory serves two products
 //  6 32 queries, 64 keys
+//  7 6 with fewer blocks a multiprocessor and no spills
+//  9 wgmma: 64 queries a warpgroup, 64 keys (attention_hopper.cuh)
+// 10 wgmma, 128 keys
 //
 // On paper, in clocks of a multiprocessor for 64 x 64 pairs of head size 128 (65536 x 64 products
 // at some 1270 a clock for mma.sync; 16 exponentials and 128 bytes of shared memory a clock):
 // mma 826; exponentials 256; shared memory 1024 (3), 896 (4), 768 (5), 640 (6).
-#include "attention_bench.cuh"
+#include "attention_hopper.cuh"
+
+#ifdef PRECISION_BF16
+template <int H64, int H128, int H192> static const char *refuse_hopper(const void *problem)
+{
+    int major;
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    return major == 9 ? refuse_tiled<H64, H128, H192>(problem) : "not a Hopper GPU";
+}
+
+template <int OT64, int OT128, int OT192>
+static void run_hopper(const void *problem, cudaStream_t stream)
+{
+    const Attention *x = (const Attention *)problem;
+    if (x->C / x->NH == 64)
+        attention_hopper<64, OT64>(FORWARD_ARGS(x), stream);
+    else if (x->C / x->NH == 128)
+        attention_hopper<128, OT128>(FORWARD_ARGS(x), stream);
+    else
+        attention_hopper<192, OT192>(FORWARD_ARGS(x), stream);
+}
+#endif
 
 static const BenchKernel kernels[] = {
     {1, "naive: a block a query", run_forward_naive<0>, refuse_naive},
@@ -30,6 +54,10 @@ static const BenchKernel kernels[] = {
     {7, "6, two blocks an SM", run_forward_tiled<0, 2, 64, 2, 0, 0>, refuse_tiled<1, 0, 0>},
 #endif
     {8, "attention_forward", run_forward_any<0>, NULL},
+#ifdef PRECISION_BF16
+    {9, "wgmma, 64 keys", run_hopper<64, 64, 64>, refuse_hopper<1, 1, 1>},
+    {10, "wgmma, 128 keys", run_hopper<128, 64, 64>, refuse_hopper<1, 0, 0>},
+#endif
 };
 
 int main(int argc, char **argv)

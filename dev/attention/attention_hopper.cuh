@@ -35,11 +35,11 @@ static __device__ inline void async_fence(void)
 static __device__ inline uint64_t wgmma_tile(const floatX *p)
 {
     const uint64_t at = (uint32_t)__cvta_generic_to_shared(p);
-    return (at & 0x3ffff) >> 4 | (uint64_t)1 << 16 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)1 << 62;
+    return (at & 0x3ffff) >> 4 | 1ull << 16 | (1024ull >> 4) << 32 | 1ull << 62;
 }
 
-// wgmma: c (64x64) = or (add) += a (64x16) b (16x64), bf16 in, fp32 out; a and c as mma has them, 16
-// rows a warp. b: a wgmma_tile whose rows are b's columns or, TRANS, b's rows.
+// wgmma: c (64x64) = or (add) += a (64x16) b (16x64), bf16 in, fp32 out; a and c as mma has them,
+// 16 rows a warp. b: a wgmma_tile whose rows are b's columns or, TRANS, b's rows.
 template <int TRANS>
 static __device__ inline void wgmma(float c[8][4], uint4 a, uint64_t b, int add)
 {
@@ -85,9 +85,9 @@ static size_t hopper_bytes(int HS, int OT)
     return (size_t)(128 + 4 * OT) * HS * sizeof(floatX) + 1024;
 }
 
-// attention_hopper_kernel: attention_forward_kernel for 128 queries, a warpgroup 64 of them; q and p
-// as a's from registers. Keys are a step ahead of values: while the tensor cores multiply q by the
-// next keys, this step's products become p.
+// attention_hopper_kernel: attention_forward_kernel for 128 queries, a warpgroup 64 of them, q and
+// p in registers. Keys are a step ahead of values: while the tensor cores multiply q by the next
+// keys, this step's products become p.
 template <int HS, int OT>
 static __global__ void __launch_bounds__(256, 1)
     attention_hopper_kernel(floatX *out, float *lse, const floatX *qkv, int T, int C, int NH,

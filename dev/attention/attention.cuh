@@ -124,6 +124,8 @@ static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stri
     const int r = threadIdx.x / 8, column = threadIdx.x % 8 * 8;
 #pragma unroll
     for (int i = 0; i < ROWS; i += 4 * WARPS) {
+        if (ROWS % (4 * WARPS) && i + r >= ROWS)
+            break;
         const bool inside = row + i + r < T;
         const floatX *from = x + (size_t)(inside ? row + i + r : 0) * stride + column;
 #pragma unroll
@@ -137,7 +139,7 @@ template <int HS, int ROWS, int WARPS> static __device__ inline void tile_phi(fl
 {
     floatX *x = tile + threadIdx.x / 8 * (HS + 8) + threadIdx.x % 8 * 8;
 #pragma unroll 1
-    for (int i = 0; i < ROWS; i += 4 * WARPS)
+    for (int i = 0; i + (int)threadIdx.x / 8 < ROWS; i += 4 * WARPS)
 #pragma unroll
         for (int c = 0; c < HS; c += 64)
 #pragma unroll
@@ -258,19 +260,19 @@ static __device__ inline void forward_store(floatX *out, float *lse, const float
 }
 
 // forward_bytes: shared memory of a block of attention_forward_kernel.
-static size_t forward_bytes(int HS, int MT, int OT)
+static size_t forward_bytes(int HS, int WARPS, int MT, int OT)
 {
-    return (size_t)(64 * MT + 4 * OT) * (HS + 8) * sizeof(floatX);
+    return (size_t)(16 * WARPS * MT + 4 * OT) * (HS + 8) * sizeof(floatX);
 }
 
-// attention_forward_kernel: out and lse (linear: norm) of 64 MT queries of one head: a warp has 16
-// MT of them and walks over the keys, OT at a time, the next already on their way.
-template <int HS, int LINEAR, int MT, int OT, int BLOCKS>
-static __global__ void __launch_bounds__(4 * WARP, BLOCKS)
+// attention_forward_kernel: out and lse (linear: norm) of 16 WARPS MT queries of one head: a warp
+// has 16 MT of them and walks over the keys, OT at a time, the next already on their way.
+template <int HS, int LINEAR, int WARPS, int MT, int OT, int BLOCKS>
+static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     attention_forward_kernel(floatX *out, float *lse, const floatX *qkv, int T, int C, int NH,
                              int causal)
 {
-    enum { ROWS = 64 * MT, LD = HS + 8, STAGE = 2 * OT * LD };
+    enum { ROWS = 16 * WARPS * MT, LD = HS + 8, STAGE = 2 * OT * LD };
     extern __shared__ __align__(16) floatX tiles[]; // q [ROWS][LD], then twice k, v [OT][LD]
     const int lane = threadIdx.x % WARP, blocks = (T + ROWS - 1) / ROWS;
     const int head = blockIdx.x / blocks;
@@ -281,21 +283,21 @@ static __global__ void __launch_bounds__(4 * WARP, BLOCKS)
     float o[MT][HS / 8][4] = {}, top[MT][2], sum[MT][2] = {};
     for (int i = 0; i < 2 * MT; i++)
         top[i / 2][i % 2] = -INFINITY;
-    tile_fetch<HS, ROWS, 4>(tiles, x, 3 * C, first, T);
-    tile_fetch<HS, OT, 4>(tiles + ROWS * LD, x + C, 3 * C, 0, T);
-    tile_fetch<HS, OT, 4>(tiles + (ROWS + OT) * LD, x + 2 * C, 3 * C, 0, T);
+    tile_fetch<HS, ROWS, WARPS>(tiles, x, 3 * C, first, T);
+    tile_fetch<HS, OT, WARPS>(tiles + ROWS * LD, x + C, 3 * C, 0, T);
+    tile_fetch<HS, OT, WARPS>(tiles + (ROWS + OT) * LD, x + 2 * C, 3 * C, 0, T);
     for (int j = 0; j <= last; j++) {
         floatX *keys = tiles + ROWS * LD + j % 2 * STAGE;
         floatX *next = tiles + ROWS * LD + (j + 1) % 2 * STAGE;
         copy_wait();
         if (LINEAR)
-            tile_phi<HS, OT, 4>(keys);
+            tile_phi<HS, OT, WARPS>(keys);
         if (LINEAR && j == 0)
-            tile_phi<HS, ROWS, 4>(tiles);
+            tile_phi<HS, ROWS, WARPS>(tiles);
         __syncthreads(); // keys, v are there; nobody reads `next` any more
         if (j < last) {
-            tile_fetch<HS, OT, 4>(next, x + C, 3 * C, (j + 1) * OT, T);
-            tile_fetch<HS, OT, 4>(next + OT * LD, x + 2 * C, 3 * C, (j + 1) * OT, T);
+            tile_fetch<HS, OT, WARPS>(next, x + C, 3 * C, (j + 1) * OT, T);
+            tile_fetch<HS, OT, WARPS>(next + OT * LD, x + 2 * C, 3 * C, (j + 1) * OT, T);
         }
         if (row >= T || (causal && j * OT >= row + 16 * MT))
             continue;
@@ -639,15 +641,16 @@ static void attention_fits(size_t T, size_t C, size_t NH)
 }
 
 #ifdef PRECISION_BF16
-// attention_forward_tiled, attention_backward_tiled: launch the tiles of one head size. MT, WARPS,
+// attention_forward_tiled, attention_backward_tiled: launch the tiles of one head size. WARPS, MT,
 // OT: see the kernels. BLOCKS: blocks a multiprocessor shall have registers for.
-template <int HS, int LINEAR, int MT, int OT, int BLOCKS>
+template <int HS, int LINEAR, int WARPS, int MT, int OT, int BLOCKS>
 static void attention_forward_tiled(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T,
                                     size_t C, size_t NH, int causal, cudaStream_t stream)
 {
-    LAUNCH((attention_forward_kernel<HS, LINEAR, MT, OT, BLOCKS>),
-           B * NH * ((T + 64 * MT - 1) / (64 * MT)), 4 * WARP, forward_bytes(HS, MT, OT),
-           stream, out, lse, qkv, (int)T, (int)C, (int)NH, causal);
+    const size_t rows = 16 * WARPS * MT;
+    LAUNCH((attention_forward_kernel<HS, LINEAR, WARPS, MT, OT, BLOCKS>),
+           B * NH * ((T + rows - 1) / rows), WARPS * WARP, forward_bytes(HS, WARPS, MT, OT), stream,
+           out, lse, qkv, (int)T, (int)C, (int)NH, causal);
 }
 template <int HS, int LINEAR, int SIDE, int WARPS, int OT, int BLOCKS>
 static void attention_backward_tiled(floatX *dqkv, const floatX *dout, const floatX *out,
@@ -698,12 +701,13 @@ static void attention_forward_any(floatX *out, float *lse, const floatX *qkv, si
         return;
     }
 #ifdef PRECISION_BF16
-#define FORWARD_TILED(HS, MT, OT, BLOCKS) \
-    attention_forward_tiled<HS, LINEAR, MT, OT, BLOCKS>(out, lse, qkv, B, T, C, NH, causal, stream)
+#define FORWARD_TILED(HS, WARPS, MT, OT, BLOCKS) \
+    attention_forward_tiled<HS, LINEAR, WARPS, MT, OT, BLOCKS>(out, lse, qkv, B, T, C, NH, causal, \
+                                                               stream)
     WITH_FLAG(LINEAR, linear, switch (C / NH) {
-        case 64: FORWARD_TILED(64, 2, 32, 3); break;
-        case 128: FORWARD_TILED(128, 2, 32, 2); break;
-        default: FORWARD_TILED(192, 1, 32, 3);
+        case 64: FORWARD_TILED(64, 4, 2, 32, 3); break;
+        case 128: FORWARD_TILED(128, 4, 2, 32, 2); break;
+        default: FORWARD_TILED(192, 6, 1, 32, 2);
     });
 #endif
 }

@@ -403,19 +403,19 @@ template <int HS64, int HS128, int HS192> static const char *refuse_tiled(const 
 // run_forward_tiled, run_backward_tiled: the tiles with given constants, for the head sizes given.
 // Each head size has its own blocks a multiprocessor: B64, B128, B192, 0 for one left out; backward
 // ten times dq's plus dk and dv's.
-template <int LINEAR, int MT, int OT, int B64, int B128, int B192>
+template <int LINEAR, int WARPS, int MT, int OT, int B64, int B128, int B192>
 static void run_forward_tiled(const void *problem, cudaStream_t stream)
 {
     const Attention *x = (const Attention *)problem;
     if constexpr (B64 != 0)
         if (x->C / x->NH == 64)
-            attention_forward_tiled<64, LINEAR, MT, OT, B64>(FORWARD_ARGS(x), stream);
+            attention_forward_tiled<64, LINEAR, WARPS, MT, OT, B64>(FORWARD_ARGS(x), stream);
     if constexpr (B128 != 0)
         if (x->C / x->NH == 128)
-            attention_forward_tiled<128, LINEAR, MT, OT, B128>(FORWARD_ARGS(x), stream);
+            attention_forward_tiled<128, LINEAR, WARPS, MT, OT, B128>(FORWARD_ARGS(x), stream);
     if constexpr (B192 != 0)
         if (x->C / x->NH == 192)
-            attention_forward_tiled<192, LINEAR, MT, OT, B192>(FORWARD_ARGS(x), stream);
+            attention_forward_tiled<192, LINEAR, WARPS, MT, OT, B192>(FORWARD_ARGS(x), stream);
 }
 template <int HS, int LINEAR, int WARPS, int OT, int DQ_BLOCKS, int DKV_BLOCKS>
 static void backward_tiled(const Attention *x, cudaStream_t stream)

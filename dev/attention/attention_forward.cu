@@ -13,8 +13,9 @@
 //  5 32 queries, 32 keys: each key and value fetched from shared memory serves two products
 //  6 32 queries, 64 keys
 //  7 6 with fewer blocks a multiprocessor and no spills
-//  9 wgmma: 64 queries a warpgroup, 64 keys (attention_hopper.cuh)
-// 10 wgmma, 128 keys
+//  9 3 in blocks of 6 warps: T = 258 is three blocks of 96 queries, not five of 64
+// 10 wgmma: 64 queries a warpgroup, 64 keys (attention_hopper.cuh)
+// 11 wgmma, 128 keys
 //
 // On paper, in clocks of a multiprocessor for 64 x 64 pairs of head size 128 (65536 x 64 products
 // at some 1270 a clock for mma.sync; 16 exponentials and 128 bytes of shared memory a clock):
@@ -46,17 +47,18 @@ static const BenchKernel kernels[] = {
     {1, "naive: a block a query", run_forward_naive<0>, refuse_naive},
     {2, "a warp a query; FP32's", run_forward_general<0>, NULL},
 #ifdef PRECISION_BF16
-    {3, "tiles, 16 queries a warp, 32 keys", run_forward_tiled<0, 1, 32, 4, 3, 3>,
+    {3, "tiles, 16 queries a warp, 32 keys", run_forward_tiled<0, 4, 1, 32, 4, 3, 3>,
      refuse_tiled<1, 1, 1>},
-    {4, "16 queries, 64 keys", run_forward_tiled<0, 1, 64, 4, 2, 1>, refuse_tiled<1, 1, 1>},
-    {5, "32 queries, 32 keys", run_forward_tiled<0, 2, 32, 3, 2, 0>, refuse_tiled<1, 1, 0>},
-    {6, "32 queries, 64 keys", run_forward_tiled<0, 2, 64, 3, 2, 0>, refuse_tiled<1, 1, 0>},
-    {7, "6, two blocks an SM", run_forward_tiled<0, 2, 64, 2, 0, 0>, refuse_tiled<1, 0, 0>},
+    {4, "16 queries, 64 keys", run_forward_tiled<0, 4, 1, 64, 4, 2, 1>, refuse_tiled<1, 1, 1>},
+    {5, "32 queries, 32 keys", run_forward_tiled<0, 4, 2, 32, 3, 2, 0>, refuse_tiled<1, 1, 0>},
+    {6, "32 queries, 64 keys", run_forward_tiled<0, 4, 2, 64, 3, 2, 0>, refuse_tiled<1, 1, 0>},
+    {7, "6, two blocks an SM", run_forward_tiled<0, 4, 2, 64, 2, 0, 0>, refuse_tiled<1, 0, 0>},
 #endif
     {8, "attention_forward", run_forward_any<0>, NULL},
 #ifdef PRECISION_BF16
-    {9, "wgmma, 64 keys", run_hopper<64, 64, 64>, refuse_hopper<1, 1, 1>},
-    {10, "wgmma, 128 keys", run_hopper<128, 64, 64>, refuse_hopper<1, 0, 0>},
+    {9, "3, 6 warps a block", run_forward_tiled<0, 6, 1, 32, 0, 0, 2>, refuse_tiled<0, 0, 1>},
+    {10, "wgmma, 64 keys", run_hopper<64, 64, 64>, refuse_hopper<1, 1, 1>},
+    {11, "wgmma, 128 keys", run_hopper<128, 64, 64>, refuse_hopper<1, 0, 0>},
 #endif
 };
 

@@ -356,7 +356,7 @@ static size_t backward_bytes(int HS, int WARPS, int OT)
 }
 
 // tile_stats: (log2 of the softmax's divisor, or 1 / norm; D = dout.out) of row `row` of out
-// (T,HS), 0 from T on, to the four lanes of a row. dout: the row in shared memory.
+// (T,HS), 0 from T on, to the four lanes of a row. dout: that row alone.
 template <int HS, int LINEAR>
 static __device__ inline float2 tile_stats(const floatX *dout, const floatX *out, const float *lse,
                                            int C, int row, int T)
@@ -399,6 +399,37 @@ static __device__ inline void tile_store(floatX *dx, const float sum[HS / 8][4],
     }
 }
 
+// backward_step: a = q.k becomes p, b = dout.v becomes ds, for a warp's 16 rows from `row` and 8N
+// others from `from`: SIDE 0: rows are queries, SIDE 1: keys. The queries' stats are own's, this
+// lane's two, or others'.
+template <int HS, int LINEAR, int SIDE, int N>
+static __device__ inline void backward_step(float a[N][4], float b[N][4], const float2 own[2],
+                                            const float2 *others, int row, int from, int T,
+                                            int causal)
+{
+    const float factor = LOG2E * rsqrtf((float)HS);
+    const int lane = threadIdx.x % WARP, t = lane % 4, away = from - row;
+#pragma unroll
+    for (int i = 0; i < 4 * N; i++) {
+        const float2 z = SIDE ? others[i / 4 * 8 + 2 * t + i % 2] : own[i % 4 / 2];
+        float *p = &a[i / 4][i % 4], *ds = &b[i / 4][i % 4];
+        *p = LINEAR ? *p * z.x : exp2_fast(fmaf(*p, factor, -z.x));
+        *ds = (*ds - z.y) * (LINEAR ? z.x : *p);
+    }
+    // selected, not multiplied: what an unseen pair gave may be infinite
+    if ((causal && away > -8 * N && away < 16) || from + 8 * N > T || T == 1) {
+#pragma unroll
+        for (int i = 0; i < 4 * N; i++) {
+            const int r = row + i % 4 / 2 * 8 + lane / 4, c = from + i / 4 * 8 + 2 * t + i % 2;
+            const int query = SIDE ? c : r, key = SIDE ? r : c;
+            const bool seen = key < T && !(causal && key > query);
+            const bool alone = !LINEAR && (causal ? query == 0 : T == 1); // p is 1 whatever q.k
+            a[i / 4][i % 4] = seen ? a[i / 4][i % 4] : 0;
+            b[i / 4][i % 4] = seen && !alone ? b[i / 4][i % 4] : 0;
+        }
+    }
+}
+
 // attention_backward_kernel: SIDE 0: dq of 16 WARPS queries of a head, and their stats (B,NH,T);
 // SIDE 1, after it: dk, dv of as many keys. A warp owns 16 of them and walks over the others, the
 // keys or the queries, OT at a time, the next already on their way.
@@ -419,7 +450,6 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     const size_t at = (size_t)(head / NH) * T * 3 * C + head % NH * HS;
     const size_t out_at = (size_t)(head / NH) * T * C + head % NH * HS;
     const floatX *q = qkv + at, *k = q + C, *v = k + C, *g = dout + out_at;
-    const float factor = LOG2E * rsqrtf((float)HS);
     floatX *own = tiles, *others = tiles + 2 * ROWS * LD;
     float2 *other_stats = (float2 *)(others + 2 * STAGE), own_stats[2];
     uint4 kept[2][HS / 16]; // the first KEEP are in use
@@ -470,28 +500,9 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
             float s[2][2 * G][4] = {}; // q.k, then p; dout.v, then ds
             tile_dots<HS, ROWS, OT, G, KEEP>(s, kept, own, other + column_at(lane, LD));
             other += row_at(lane, LD);
-#pragma unroll
-            for (int i = 0; i < 8 * G; i++) {
-                const int column = i / 4 * 8 + 2 * t + i % 2;
-                const float2 z = SIDE ? other_stats[j % 2 * OT + from - j * OT + column]
-                                      : own_stats[i % 4 / 2];
-                float *p = &s[0][i / 4][i % 4], *ds = &s[1][i / 4][i % 4];
-                *p = LINEAR ? *p * z.x : exp2_fast(fmaf(*p, factor, -z.x));
-                *ds = (*ds - z.y) * (LINEAR ? z.x : *p);
-            }
-            // selected, not multiplied: what an unseen pair gave may be infinite
-            if ((causal && away > -16 * G && away < 16) || from + 16 * G > T || T == 1) {
-#pragma unroll
-                for (int i = 0; i < 8 * G; i++) {
-                    const int r = row + i % 4 / 2 * 8 + lane / 4;
-                    const int c = from + i / 4 * 8 + 2 * t + i % 2;
-                    const int query = SIDE ? c : r, key = SIDE ? r : c;
-                    const bool seen = key < T && !(causal && key > query);
-                    const bool alone = !LINEAR && (causal ? query == 0 : T == 1); // p is 1
-                    s[0][i / 4][i % 4] = seen ? s[0][i / 4][i % 4] : 0;
-                    s[1][i / 4][i % 4] = seen && !alone ? s[1][i / 4][i % 4] : 0;
-                }
-            }
+            backward_step<HS, LINEAR, SIDE, 2 * G>(
+                s[0], s[1], own_stats, other_stats + j % 2 * OT + from - j * OT, row, from, T,
+                causal);
 #pragma unroll
             for (int n = 0; n < G; n++) {
                 const uint4 p = accumulator_pack(&s[0][2 * n]), ds = accumulator_pack(&s[1][2 * n]);
@@ -510,7 +521,7 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
         }
     }
     tile_store<HS>(dqkv + at + (SIDE ? C : 0), dx, LINEAR ? qkv + at + (SIDE ? C : 0) : NULL,
-                   LINEAR ? 1 : LN2 * factor, C, row, T);
+                   LINEAR ? 1 : rsqrtf((float)HS), C, row, T);
     if (SIDE)
         tile_store<HS>(dqkv + at + 2 * C, (const float(*)[4])dv, NULL, 1, C, row, T);
 }

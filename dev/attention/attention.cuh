@@ -401,14 +401,14 @@ static __device__ inline void tile_store(floatX *dx, const float sum[HS / 8][4],
 
 // backward_step: a = q.k becomes p, b = dout.v becomes ds, for a warp's 16 rows from `row` and 8N
 // others from `from`: SIDE 0: rows are queries, SIDE 1: keys. The queries' stats are own's, this
-// lane's two, or others'.
+// lane's two, or others'. masked: not every pair is seen.
 template <int HS, int LINEAR, int SIDE, int N>
 static __device__ inline void backward_step(float a[N][4], float b[N][4], const float2 own[2],
                                             const float2 *others, int row, int from, int T,
-                                            int causal)
+                                            int causal, bool masked)
 {
     const float factor = LOG2E * rsqrtf((float)HS);
-    const int lane = threadIdx.x % WARP, t = lane % 4, away = from - row;
+    const int lane = threadIdx.x % WARP, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 4 * N; i++) {
         const float2 z = SIDE ? others[i / 4 * 8 + 2 * t + i % 2] : own[i % 4 / 2];
@@ -416,8 +416,7 @@ static __device__ inline void backward_step(float a[N][4], float b[N][4], const 
         *p = LINEAR ? *p * z.x : exp2_fast(fmaf(*p, factor, -z.x));
         *ds = (*ds - z.y) * (LINEAR ? z.x : *p);
     }
-    // selected, not multiplied: what an unseen pair gave may be infinite
-    if ((causal && away > -8 * N && away < 16) || from + 8 * N > T || T == 1) {
+    if (masked) { // selected, not multiplied: what an unseen pair gave may be infinite
 #pragma unroll
         for (int i = 0; i < 4 * N; i++) {
             const int r = row + i % 4 / 2 * 8 + lane / 4, c = from + i / 4 * 8 + 2 * t + i % 2;
@@ -502,7 +501,7 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
             other += row_at(lane, LD);
             backward_step<HS, LINEAR, SIDE, 2 * G>(
                 s[0], s[1], own_stats, other_stats + j % 2 * OT + from - j * OT, row, from, T,
-                causal);
+                causal, (causal && away > -16 * G && away < 16) || from + 16 * G > T || T == 1);
 #pragma unroll
             for (int n = 0; n < G; n++) {
                 const uint4 p = accumulator_pack(&s[0][2 * n]), ds = accumulator_pack(&s[1][2 * n]);

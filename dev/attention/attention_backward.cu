@@ -15,7 +15,20 @@
 //  6 3 in blocks of 8 warps: every tile fetched from L2 serves 128 rows
 //  7 4 in blocks of 8 warps
 //  9 attention_forward and attention_backward
-#include "attention_bench.cuh"
+// 10 wgmma: 64 rows a warpgroup, 64 others (attention_hopper.cuh)
+#include "attention_hopper.cuh"
+
+#ifdef PRECISION_BF16
+static void run_hopper(const void *problem, cudaStream_t stream)
+{
+    const Attention *x = (const Attention *)problem;
+    if (x->C / x->NH == 64)
+        attention_hopper_backward<64>(BACKWARD_ARGS(x), stream);
+    else
+        attention_hopper_backward<128>(BACKWARD_ARGS(x), stream);
+    attention_split(x, stream);
+}
+#endif
 
 static const BenchKernel kernels[] = {
     {1, "naive: a block a row", run_backward_naive<0>, refuse_naive},
@@ -29,6 +42,9 @@ static const BenchKernel kernels[] = {
 #endif
     {8, "attention_backward", run_backward_any<0>, NULL},
     {9, "attention_forward + backward", run_both<0>, NULL},
+#ifdef PRECISION_BF16
+    {10, "wgmma", run_hopper, refuse_hopper<1, 1, 0>},
+#endif
 };
 
 int main(int argc, char **argv)

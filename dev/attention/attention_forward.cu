@@ -23,13 +23,6 @@
 #include "attention_hopper.cuh"
 
 #ifdef PRECISION_BF16
-template <int H64, int H128, int H192> static const char *refuse_hopper(const void *problem)
-{
-    int major;
-    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
-    return major == 9 ? refuse_tiled<H64, H128, H192>(problem) : "not a Hopper GPU";
-}
-
 template <int OT64, int OT128, int OT192>
 static void run_hopper(const void *problem, cudaStream_t stream)
 {

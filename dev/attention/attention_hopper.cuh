@@ -1,4 +1,4 @@
-// attention_hopper.cuh: the softmax forward with Hopper's wgmma (sm_90a only): a warpgroup of four
+// attention_hopper.cuh: softmax attention with Hopper's wgmma (sm_90a only): a warpgroup of four
 // warps multiplies 64 rows in registers by a tile in shared memory, while it goes on with something
 // else: the products of the next keys run during the exponentials of these.
 #ifndef SEQ_DEV_ATTENTION_HOPPER_CUH
@@ -55,6 +55,23 @@ static __device__ inline void wgmma(float c[8][4], uint4 a, uint64_t b, int add)
           "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]),
           "+f"(c[7][2]), "+f"(c[7][3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "l"(b), "r"(add), "n"(TRANS));
+}
+
+// wgmma: the same with a (64x16) from shared memory, a wgmma_tile with a's rows.
+static __device__ inline void wgmma(float c[8][4], uint64_t a, uint64_t b, int add)
+{
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,"
+        "%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31}, "
+        "%32, %33, p, 1, 1, 0, 0;\n}\n"
+        : "+f"(c[0][0]), "+f"(c[0][1]), "+f"(c[0][2]), "+f"(c[0][3]), "+f"(c[1][0]),
+          "+f"(c[1][1]), "+f"(c[1][2]), "+f"(c[1][3]), "+f"(c[2][0]), "+f"(c[2][1]),
+          "+f"(c[2][2]), "+f"(c[2][3]), "+f"(c[3][0]), "+f"(c[3][1]), "+f"(c[3][2]),
+          "+f"(c[3][3]), "+f"(c[4][0]), "+f"(c[4][1]), "+f"(c[4][2]), "+f"(c[4][3]),
+          "+f"(c[5][0]), "+f"(c[5][1]), "+f"(c[5][2]), "+f"(c[5][3]), "+f"(c[6][0]),
+          "+f"(c[6][1]), "+f"(c[6][2]), "+f"(c[6][3]), "+f"(c[7][0]), "+f"(c[7][1]),
+          "+f"(c[7][2]), "+f"(c[7][3])
+        : "l"(a), "l"(b), "r"(add));
 }
 
 // ---- tiles: [HS/64][ROWS][64], starting at a multiple of 1024 bytes
@@ -172,6 +189,121 @@ static void attention_hopper(floatX *out, float *lse, const floatX *qkv, size_t 
 {
     LAUNCH((attention_hopper_kernel<HS, OT>), B * NH * ((T + 127) / 128), 256, hopper_bytes(HS, OT),
            stream, out, lse, qkv, (int)T, (int)C, (int)NH, causal);
+}
+
+// hopper_backward_bytes: shared memory of a block of attention_hopper_backward_kernel.
+static size_t hopper_backward_bytes(int HS)
+{
+    return (size_t)(2 * 128 + 4 * 64) * HS * sizeof(floatX) + 2 * 64 * sizeof(float2) + 1024;
+}
+
+// attention_hopper_backward_kernel: attention_backward_kernel for 128 rows, a warpgroup 64 of them,
+// 64 others at a time. HS 64 or 128.
+template <int HS, int SIDE>
+static __global__ void __launch_bounds__(256, 1)
+    attention_hopper_backward_kernel(floatX *dqkv, float2 *stats, const floatX *dout,
+                                     const floatX *out, const float *lse, const floatX *qkv, int T,
+                                     int C, int NH, int causal)
+{
+#ifdef __CUDA_ARCH_FEAT_SM90_ALL
+    enum { OWN = 128 * HS, OTHER = 64 * HS };
+    extern __shared__ __align__(16) floatX tiles[]; // own [2][128][HS], others [2][2][64][HS]
+    floatX *own = tiles + (1024 - (uint32_t)__cvta_generic_to_shared(tiles) % 1024) % 1024 / 2;
+    floatX *others = own + 2 * OWN;
+    float2 *other_stats = (float2 *)(others + 4 * OTHER), own_stats[2];
+    const int lane = threadIdx.x % WARP, blocks = (T + 127) / 128, head = blockIdx.x / blocks;
+    const int nth = blockIdx.x % blocks, first = (SIDE ? nth : blocks - 1 - nth) * 128;
+    const int row = first + threadIdx.x / WARP * 16; // of this warp
+    const int begin = SIDE && causal ? first / 64 : 0;
+    const int last = ((causal && !SIDE ? min(first + 128, T) : T) - 1) / 64;
+    const size_t at = (size_t)(head / NH) * T * 3 * C + head % NH * HS;
+    const size_t out_at = (size_t)(head / NH) * T * C + head % NH * HS;
+    const floatX *q = qkv + at, *k = q + C, *v = k + C, *g = dout + out_at;
+    float dx[HS / 8][4] = {}, dv[SIDE ? HS / 8 : 8][4] = {}, s[2][8][4]; // as in the other kernel
+    stats += (size_t)head * T;
+    const auto fetch = [=](int j) {
+        floatX *to = others + j % 2 * 2 * OTHER;
+        swizzled_fetch<HS, 64>(to, SIDE ? q : k, 3 * C, j * 64, T);
+        swizzled_fetch<HS, 64>(to + OTHER, SIDE ? g : v, SIDE ? C : 3 * C, j * 64, T);
+        const int i = j * 64 + threadIdx.x, inside = i < T;
+        if (SIDE && threadIdx.x < 64)
+            copy_async(other_stats + j % 2 * 64 + threadIdx.x, stats + (inside ? i : 0), inside);
+    };
+    swizzled_fetch<HS, 128>(own, SIDE ? k : q, 3 * C, first, T);
+    swizzled_fetch<HS, 128>(own + OWN, SIDE ? v : g, SIDE ? 3 * C : C, first, T);
+    fetch(begin);
+    for (int i = 0; !SIDE && i < 2; i++) {
+        const int r = row + 8 * i + lane / 4;
+        own_stats[i] = tile_stats<HS, 0>(g + (size_t)r * C, out + out_at, lse + (size_t)head * T, C,
+                                         r, T);
+        if (r < T && lane % 4 == 0)
+            stats[r] = own_stats[i];
+    }
+    own += threadIdx.x / 128 * 64 * 64; // this warpgroup's rows
+    for (int j = begin; j <= last; j++) {
+        const floatX *other = others + j % 2 * 2 * OTHER;
+        copy_wait();
+        async_fence();
+        __syncthreads(); // the others of j are there; nobody reads those of j - 1 any more
+        if (j < last)
+            fetch(j + 1);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < 2 * HS / 16; i++) { // tile, then column
+            const int tile = i / (HS / 16), c = i % (HS / 16);
+            wgmma(s[tile], wgmma_tile(own + tile * OWN + c / 4 * 128 * 64 + c % 4 * 16),
+                  wgmma_tile(other + tile * OTHER + c / 4 * 64 * 64 + c % 4 * 16), c > 0);
+        }
+        wgmma_commit();
+        wgmma_wait<0>();
+        const bool edge = causal && (SIDE ? j * 64 < row + 16 : (j + 1) * 64 > row);
+        backward_step<HS, 0, SIDE, 8>(s[0], s[1], own_stats, other_stats + j % 2 * 64, row, j * 64,
+                                      T, causal, edge || (j + 1) * 64 > T || T == 1);
+        uint4 p[4], ds[4];
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            p[i] = accumulator_pack(&s[0][2 * i]);
+            ds[i] = accumulator_pack(&s[1][2 * i]);
+        }
+        wgmma_fence();
+#pragma unroll
+        for (int h = 0; h < HS / 64; h++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const floatX *b = other + (64 * h + 16 * i) * 64;
+                wgmma<1>(dx + 8 * h, ds[i], wgmma_tile(b), 1);
+                if (SIDE)
+                    wgmma<1>(dv + 8 * h, p[i], wgmma_tile(b + OTHER), 1);
+            }
+        wgmma_commit();
+        wgmma_wait<0>();
+    }
+    tile_store<HS>(dqkv + at + (SIDE ? C : 0), dx, NULL, rsqrtf((float)HS), C, row, T);
+    if (SIDE)
+        tile_store<HS>(dqkv + at + 2 * C, (const float(*)[4])dv, NULL, 1, C, row, T);
+#endif
+}
+
+// attention_hopper_backward: attention_backward for one head size.
+template <int HS>
+static void attention_hopper_backward(floatX *dqkv, const floatX *dout, const floatX *out,
+                                      const float *lse, const floatX *qkv, float *scratch, size_t B,
+                                      size_t T, size_t C, size_t NH, int causal,
+                                      cudaStream_t stream)
+{
+    const size_t grid = B * NH * ((T + 127) / 128), bytes = hopper_backward_bytes(HS);
+    LAUNCH((attention_hopper_backward_kernel<HS, 0>), grid, 256, bytes, stream, dqkv,
+           (float2 *)scratch, dout, out, lse, qkv, (int)T, (int)C, (int)NH, causal);
+    LAUNCH((attention_hopper_backward_kernel<HS, 1>), grid, 256, bytes, stream, dqkv,
+           (float2 *)scratch, dout, out, lse, qkv, (int)T, (int)C, (int)NH, causal);
+}
+
+// refuse_hopper: refuse_tiled where the GPU has wgmma.
+template <int H64, int H128, int H192> static const char *refuse_hopper(const void *problem)
+{
+    int major;
+    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0));
+    return major == 9 ? refuse_tiled<H64, H128, H192>(problem) : "not a Hopper GPU";
 }
 #endif
 

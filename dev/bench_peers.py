@@ -487,7 +487,7 @@ def works(args):
                 text = f"attention {direction} ({','.join(map(str, shape))}), torch {backend}"
                 yield ("attention", text, (args, direction, shape, backend), our_attention,
                        peer_attention, attention_command(args, direction),
-                       "dev/attention/attention.cuh")
+                       "train_gpt2.cu")
 
 
 def blob(path):

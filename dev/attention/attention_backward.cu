@@ -1,5 +1,5 @@
 // attention_backward.cu: dq, dk, dv of softmax attention from dout, out, qkv and each row's log of
-// the sum. The equations and every kernel but the naive one are in attention.cuh.
+// the sum. The equations and every kernel but the naive one and wgmma are in train_gpt2.cu.
 //
 //   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp
 //        [-DPRECISION_BF16] -o attention_backward dev/attention/attention_backward.cu

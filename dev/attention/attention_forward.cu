@@ -1,5 +1,5 @@
 // attention_forward.cu: out_t = sum_u softmax_u(q_t.k_u / sqrt(HS)) v_u and each row's log of the
-// sum. The equations and every kernel but the naive one are in attention.cuh.
+// sum. The equations and every kernel but the naive one and wgmma are in train_gpt2.cu.
 //
 //   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp
 //        [-DPRECISION_BF16] -o attention_forward dev/attention/attention_forward.cu

@@ -1,5 +1,5 @@
 // attention_reference.h: attention forward and backward in double, row after row as the equations
-// on top of attention.cuh stand, and inputs for it. No CUDA.
+// on top of train_gpt2.cu stand, and inputs for it. No CUDA.
 #ifndef SEQ_DEV_ATTENTION_REFERENCE_H
 #define SEQ_DEV_ATTENTION_REFERENCE_H
 

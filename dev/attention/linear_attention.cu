@@ -4,7 +4,7 @@
 //   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp
 //        [-DPRECISION_BF16] -o linear_attention dev/attention/linear_attention.cu
 //
-// Quadratic: the tiles of attention.cuh with weights phi(q).phi(k) instead of exponentials: work
+// Quadratic: the tiles of train_gpt2.cu with weights phi(q).phi(k) instead of exponentials: work
 // grows with T^2. Chunks, causal only: 64 positions at a time, everything before them through a
 // state; all four results are one kernel, whose pass says what is X, Y and Z in
 //   y_t = sum over u of (X_t.Y_u) Z_u = in the chunk, masked: (X Y^T) Z, before it: X (sum Y^T Z)

@@ -4,7 +4,8 @@
     bench_peers.py                    every row; what is not built or installed is skipped, visibly
     bench_peers.py --cumsum BIN --logcumsumexp BIN     with the ladders of dev/cumsum/
     bench_peers.py --attention-forward BIN --attention-backward BIN    of dev/attention/
-    bench_peers.py --only linear      one of quadratic, linear, cumsum, logcumsumexp, attention
+    bench_peers.py --only linear gpt2     some of quadratic, linear, transformer,
+                                      linear-transformer, gpt2, cumsum, logcumsumexp, attention
     bench_peers.py --dry-run          what would be run
     bench_peers.py --smoke            tiny sizes, on the CPU where there is no GPU; records nothing
     bench_peers.py --check DUMP...    the model below against a trainer's --dump, fp32, on the CPU
@@ -14,6 +15,13 @@ column, median after warm-up. PyTorch: the model below, written as its authors d
 pairs are a (B,T,T,H) tensor, in bf16), under torch.compile and bf16 autocast, with fused AdamW and
 clipping to norm 1, the whole step in one CUDA graph where it can be captured. If it does not fit in
 memory, each block is recomputed in backward; the table says so.
+
+The Transformer, the Linear Transformer and GPT-2 124M in the same manner: S=128 B=320 C=192 NH=1
+L=12, and B=32 T=1024 C=768 NH=12 L=12, a batch an update, random tokens. Softmax attention is
+scaled_dot_product_attention with the backend it chooses, or --sdpa; linear attention is over all
+pairs of positions, T x T in bf16. PyTorch's GPT-2 has its symbols padded to 50304, and the padding
+counts as symbols. MFU: 6 operations a weight and token (wpe and biases not counted) and 12 L C T/2,
+against the rate of a bf16 matrix product of 8192^3 in the same run.
 
 Scans: torch.cumsum and torch.logcumsumexp over T of (B,T,D), fp32, L2 flushed before every call;
 ours is the fastest forward kernel of the ladder for that shape.
@@ -25,11 +33,14 @@ qkv (B,T,3C): forward alone, and forward and backward (kernels 8 and 9 of the la
 Rows go to dev/results/peers.tsv: date, device, git blob of our .cu, benchmark, result.
 """
 import argparse
+import array
+import contextlib
 import csv
 import hashlib
 import math
 import os
 import platform
+import random
 import re
 import statistics
 import subprocess
@@ -48,11 +59,17 @@ except ImportError:
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
+START = time.perf_counter()
 Size = namedtuple("Size", "S B C H L")
 PAPER, TINY = Size(128, 320, 192, 192, 12), Size(8, 2, 16, 24, 2)
+GptSize = namedtuple("GptSize", "V T B C NH L")
+COPY, TINY_COPY = GptSize(29, 258, 320, 192, 1, 12), GptSize(29, 18, 2, 16, 2, 2)
+GPT2, TINY_GPT2 = GptSize(50257, 1024, 32, 768, 12, 12), GptSize(50257, 16, 2, 16, 2, 2)
 SHAPES = (320, 258, 192), (8, 4096, 1024), (1, 65536, 1024)
 TINY_SHAPES = ((2, 18, 16),)
 MODELS, SCANS = ("quadratic", "linear"), ("cumsum", "logcumsumexp")
+GPTS = ("transformer", "linear-transformer", "gpt2")
+GPT2_STEPS, GPT2_MAGIC, GPT2_PAD = 12, 20240520, 128
 HEADS = (8, 2048, 16, 128), (16, 1024, 12, 64), (320, 258, 1, 192)
 TINY_HEADS = ((2, 18, 2, 16),)
 BACKENDS = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
@@ -64,13 +81,16 @@ EPS = 1e-8
 Row = namedtuple("Row", "work ours peer source")
 Measured = namedtuple("Measured", "ms rate how")
 
+# A model to train. p: name -> tensor, a list of L of a layer's, None where the model has none.
+Problem = namedtuple("Problem", "p forward mix inputs targets groups betas")
+
 
 class Skip(Exception):
     """Why a number is missing: one line."""
 
 
 # -----------------------------------------------------------------------------
-# the model in PyTorch
+# the models in PyTorch: CausalRN
 
 LAYER = ("right_w", "right_b", "left_w", "out_w", "out_b")
 
@@ -109,50 +129,184 @@ def block(x, layer, mix):
     return x + F.linear(o, out_w, out_b)
 
 
-def forward(p, inputs, targets, mix, recompute=False):
-    """(logits, loss) of the parameters p: name -> tensor, those of LAYER -> a list of L."""
-    x = p["wte"][inputs] + p["wpe"]
-    for layer in zip(*(p[name] for name in LAYER)):
+def through(x, layers, block_of, mix, recompute):
+    """x after every layer; with recompute a block's activations are not kept for backward."""
+    for layer in layers:
         if recompute:
-            x = checkpoint(block, x, layer, mix, use_reentrant=False)
+            x = checkpoint(block_of, x, layer, mix, use_reentrant=False)
         else:
-            x = block(x, layer, mix)
+            x = block_of(x, layer, mix)
+    return x
+
+
+def cross_entropy(logits, targets):
+    return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+
+
+def forward(p, inputs, targets, mix, recompute=False):
+    """(logits, loss) of the parameters p, see Problem."""
+    x = p["wte"][inputs] + p["wpe"]
+    x = through(x, zip(*(p[name] for name in LAYER)), block, mix, recompute)
     logits = F.linear(normalize(x), p["head_w"]).float()
-    return logits, F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=IGNORE)
+    return logits, cross_entropy(logits, targets)
+
+
+def fillers(device):
+    """(normal(std, *shape), constant(value, n)): tensors to be trained."""
+    def normal(std, *shape):
+        return (std * torch.randn(shape, device=device)).requires_grad_()
+
+    def constant(value, n):
+        return torch.full((n,), float(value), device=device, requires_grad=True)
+
+    return normal, constant
 
 
 def parameters(size, device):
     """Initial weights as in train_causalrn.c: the same distributions, other numbers."""
     S, _, C, H, L = size
-
-    def normal(std, *shape):
-        return (std * torch.randn(shape, device=device)).requires_grad_()
-
-    def zero(n):
-        return torch.zeros(n, device=device, requires_grad=True)
-
+    normal, constant = fillers(device)
     return {"wte": normal(1, VOCAB, C), "wpe": normal(1, 2 * (S + 1), C),
             "right_w": [normal(0.02, H, C) for _ in range(L)],
-            "right_b": [zero(H) for _ in range(L)],
+            "right_b": [constant(0, H) for _ in range(L)],
             "left_w": [normal(0.02, H, C) for _ in range(L)],
             "out_w": [normal(0.02 / math.sqrt(L), C, H) for _ in range(L)],
-            "out_b": [zero(C) for _ in range(L)], "head_w": normal(0.02, VOCAB, C)}
+            "out_b": [constant(0, C) for _ in range(L)], "head_w": normal(0.02, VOCAB, C)}
 
 
 def leaves(p):
-    return [t for value in p.values() for t in (value if isinstance(value, list) else [value])]
+    every = [t for value in p.values() for t in (value if isinstance(value, list) else [value])]
+    return [t for t in every if t is not None]
 
 
-def copying_batch(size, device):
+def copying_batch(S, B, device):
     """inputs BOS s SEP s, targets ignored over the first string, then s EOS: (B, 2(S+1)) each."""
-    letters = torch.randint(LETTER, VOCAB, (size.B, size.S))
+    letters = torch.randint(LETTER, VOCAB, (B, S))
 
     def column(token, width=1):
-        return torch.full((size.B, width), token)
+        return torch.full((B, width), token)
 
     inputs = torch.cat([column(BOS), letters, column(SEP), letters], 1)
-    targets = torch.cat([column(IGNORE, size.S + 1), letters, column(EOS)], 1)
+    targets = torch.cat([column(IGNORE, S + 1), letters, column(EOS)], 1)
     return inputs.to(device), targets.to(device)
+
+
+def causalrn(size, name, device):
+    p = parameters(size, device)
+    return Problem(p, forward, {"quadratic": quadratic, "linear": linear}[name],
+                   *copying_batch(size.S, size.B, device), [{"params": leaves(p)}], (0.9, 0.999))
+
+
+# -----------------------------------------------------------------------------
+# the models in PyTorch: GPT-2 and the Transformers
+
+GPT_LAYER = ("ln1_w", "ln1_b", "qkv_w", "qkv_b", "proj_w", "proj_b", "ln2_w", "ln2_b", "fc_w",
+             "fc_b", "out_w", "out_b")
+GPT_PARAMS = ("wte", "wpe", *GPT_LAYER, "lnf_w", "lnf_b", "head_w")
+
+
+def norm(x, weight, bias):
+    """LayerNorm, or where nothing is learned normalize."""
+    return normalize(x) if weight is None else F.layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
+
+
+def softmax_attention(q, k, v):
+    """out_t = sum_u exp(s_tu) v_u / sum_u exp(s_tu), s_tu = q_t . k_u / sqrt(HS), u <= t."""
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def phi(x):
+    """elu(x) + 1; below 0 it is exp(x) as such, (exp(x) - 1) + 1 would lose its digits."""
+    return torch.where(x > 0, x + 1, torch.exp(x.clamp(max=0)))
+
+
+def linear_attention(q, k, v):
+    """out_t = sum_u s_tu v_u / (sum_u s_tu + 1e-6), s_tu = phi(q_t) . phi(k_u), u <= t."""
+    s = (phi(q) @ phi(k).transpose(-1, -2)).tril()
+    return s @ v / (s.sum(-1, keepdim=True, dtype=torch.float32) + 1e-6)
+
+
+def gpt_block(x, layer, mix):
+    """mix: the attention and its number of heads. Learned norms are gpt2's, so is tanh's gelu."""
+    ln1_w, ln1_b, qkv_w, qkv_b, proj_w, proj_b, ln2_w, ln2_b, fc_w, fc_b, out_w, out_b = layer
+    attention, NH = mix
+    B, T, C = x.shape
+    qkv = F.linear(norm(x, ln1_w, ln1_b), qkv_w, qkv_b)
+    o = attention(*qkv.view(B, T, 3, NH, C // NH).permute(2, 0, 3, 1, 4))
+    x = x + F.linear(o.transpose(1, 2).reshape(B, T, C), proj_w, proj_b)
+    h = F.linear(norm(x, ln2_w, ln2_b), fc_w, fc_b)
+    g = F.gelu(h, approximate="none" if ln1_w is None else "tanh")
+    return x + F.linear(g, out_w, out_b)
+
+
+def gpt_forward(p, inputs, targets, mix, recompute=False):
+    """(logits, loss) of the parameters p, see Problem."""
+    x = F.embedding(inputs, p["wte"]) + p["wpe"]
+    x = through(x, zip(*(p[name] for name in GPT_LAYER)), gpt_block, mix, recompute)
+    head = p["wte"] if p["head_w"] is None else p["head_w"]
+    logits = F.linear(norm(x, p["lnf_w"], p["lnf_b"]), head).float()
+    return logits, cross_entropy(logits, targets)
+
+
+def gpt_mix(name, NH):
+    return linear_attention if name == "linear-transformer" else softmax_attention, NH
+
+
+def gpt_parameters(size, name, device):
+    """Initial weights as in train_gpt2.c: the same distributions, other numbers."""
+    V, T, _, C, _, L = size
+    gpt2 = name == "gpt2"
+    V = (V + GPT2_PAD - 1) // GPT2_PAD * GPT2_PAD if gpt2 else V
+    normal, constant = fillers(device)
+
+    def matrices(std, *shape):
+        return [normal(std, *shape) for _ in range(L)]
+
+    def vectors(value, n, exist=True):
+        return [constant(value, n) if exist else None for _ in range(L)]
+
+    embed_std, out_std = 0.02 if gpt2 else 1, 0.02 / math.sqrt(2 * L)
+    return {"wte": normal(embed_std, V, C), "wpe": normal(embed_std, T, C),
+            "ln1_w": vectors(1, C, gpt2), "ln1_b": vectors(0, C, gpt2),
+            "qkv_w": matrices(0.02, 3 * C, C), "qkv_b": vectors(0, 3 * C, gpt2),
+            "proj_w": matrices(out_std, C, C), "proj_b": vectors(0, C, gpt2),
+            "ln2_w": vectors(1, C, gpt2), "ln2_b": vectors(0, C, gpt2),
+            "fc_w": matrices(0.02, 4 * C, C), "fc_b": vectors(0, 4 * C),
+            "out_w": matrices(out_std, C, 4 * C), "out_b": vectors(0, C),
+            "lnf_w": constant(1, C) if gpt2 else None, "lnf_b": constant(0, C) if gpt2 else None,
+            "head_w": None if gpt2 else normal(0.02, V, C)}
+
+
+def gpt(size, name, device):
+    p = gpt_parameters(size, name, device)
+    if name == "gpt2":
+        tokens = torch.randint(size.V, (size.B, size.T + 1)).to(device)
+        batch, betas = (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()), (0.9, 0.95)
+    else:
+        batch, betas = copying_batch(size.T // 2 - 1, size.B, device), (0.9, 0.999)
+    groups = [{"params": [t for t in leaves(p) if t.dim() > 1],
+               "weight_decay": 0.1 if name == "gpt2" else 0},
+              {"params": [t for t in leaves(p) if t.dim() == 1]}]
+    return Problem(p, gpt_forward, gpt_mix(name, size.NH), *batch, groups, betas)
+
+
+# -----------------------------------------------------------------------------
+# against a trainer's dump
+
+
+def dumped_model(path, metadata):
+    """(forward, mix, names of parameters, those of a layer, what it is) for a dump."""
+    got = tuple(metadata.get(k) for k in ("model", "prenorm", "postnorm", "activation", "causal"))
+    mixes = {("quadratic", "exact", "yes", "exp", "yes"): quadratic,
+             ("linear", "approx", "yes", "exp", "yes"): linear}
+    if got in mixes:
+        names = ("wte", "wpe", *LAYER, "head_w")
+        return forward, mixes[got], names, LAYER, " ".join(got)
+    if got[0] in GPTS and got[-1] == "yes":
+        mix = gpt_mix(got[0], int(metadata["heads"]))
+        return gpt_forward, mix, GPT_PARAMS, GPT_LAYER, got[0]
+    raise Skip(f"{path}: {' '.join(map(str, got))}: expected one of "
+               + "; ".join([*map(" ".join, mixes), *(f"{name}, causal" for name in GPTS)]))
 
 
 def check_dump(path):
@@ -163,29 +317,30 @@ def check_dump(path):
         tensors, metadata = causalrn.read_safetensors(path)
     except causalrn.Trouble as e:
         raise Skip(str(e))
-    got = tuple(metadata.get(k) for k in ("model", "prenorm", "postnorm", "activation", "causal"))
-    mixes = {("quadratic", "exact", "yes", "exp", "yes"): quadratic,
-             ("linear", "approx", "yes", "exp", "yes"): linear}
-    if got not in mixes:
-        raise Skip(f"{path}: {' '.join(map(str, got))}: expected one of "
-                   + "; ".join(map(" ".join, mixes)))
-    p = {}
-    for name in causalrn.PARAMS:
-        value = torch.tensor(tensors[f"params.{name}"], dtype=torch.float32)
-        split = [value] if name not in LAYER else list(value)
-        split = [t.clone().requires_grad_() for t in split]
-        p[name] = split if name in LAYER else split[0]
+    forward_of, mix, names, of_layer, what = dumped_model(path, metadata)
+    unknown = {k[7:] for k in tensors if k.startswith("params.")} - set(names)
+    if unknown:
+        raise Skip(f"{path}: {what} has no {' '.join(sorted(unknown))}")
+    p, L = {}, int(metadata["layers"])
+    for name in names:
+        value = tensors.get(f"params.{name}")
+        split = [None] * L if value is None else list(torch.tensor(value, dtype=torch.float32)) \
+            if name in of_layer else [torch.tensor(value, dtype=torch.float32)]
+        split = [t if t is None else t.clone().requires_grad_() for t in split]
+        p[name] = split if name in of_layer else split[0]
     inputs, targets = (torch.tensor(tensors[k]).long() for k in ("inputs", "targets"))
-    logits, loss = forward(p, inputs, targets, mixes[got])
+    logits, loss = forward_of(p, inputs, targets, mix)
     loss.backward()
     rows = [("logits", logits.detach().numpy(), tensors["acts.logits"], 1e-5),
             ("loss", loss.detach().reshape(1).numpy(), tensors["loss"], 1e-5)]
     for name, value in p.items():
-        grad = torch.stack([t.grad for t in value]) if name in LAYER else value.grad
+        if not leaves({name: value}):
+            continue
+        grad = torch.stack([t.grad for t in value]) if name in of_layer else value.grad
         rows.append((f"grads.{name}", grad.numpy(), tensors[f"grads.{name}"], 1e-4))
     largest = max(math.sqrt((want.astype(float) ** 2).sum()) for _, _, want, _ in rows[2:])
     failed = 0
-    print(f"{path}: {' '.join(got)}")
+    print(f"{path}: {what}")
     for name, value, want, bound in rows:
         scale = largest if name.startswith("grads") else 0
         verdict, relative, error, _ = causalrn.compare(value, want, bound, scale)
@@ -196,6 +351,10 @@ def check_dump(path):
 
 # -----------------------------------------------------------------------------
 # timing PyTorch
+
+def progress(text):
+    print(f"[{time.perf_counter() - START:.0f} s] {text}", file=sys.stderr, flush=True)
+
 
 def torch_device(args):
     if torch is None:
@@ -240,35 +399,56 @@ def capture(step):
         return step, f"no CUDA graph: {first_line(e)}"
 
 
-def train_peer(args, size, name, device, recompute):
+def warm_capture(step):
+    """capture, after three steps off the default stream, as a capture wants them."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    return capture(step)
+
+
+def sdpa(args):
+    """Where softmax attention's backend is chosen: PyTorch's own choice, or --sdpa's if it can."""
+    if args.sdpa == "default":
+        return contextlib.nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    order = [args.sdpa, *(name for name in BACKENDS if name != args.sdpa)]
+    return sdpa_kernel([getattr(SDPBackend, BACKENDS[name]) for name in order], set_priority=True)
+
+
+def train_peer(args, problem, size, name, device, recompute):
+    """(ms of a step, how it was taken)"""
     torch.manual_seed(1)
     torch._dynamo.reset()
-    p = parameters(size, device)
-    inputs, targets = copying_batch(size, device)
-    adam = torch.optim.AdamW(leaves(p), lr=5e-4, betas=(0.9, 0.999), eps=1e-8, weight_decay=0,
+    p, forward_of, mix, inputs, targets, groups, betas = problem(size, name, device)
+    adam = torch.optim.AdamW(groups, lr=5e-4, betas=betas, eps=1e-8, weight_decay=0,
                              fused=True, capturable=device == "cuda")
-    mix = {"quadratic": quadratic, "linear": linear}[name]
-    compiled = torch.compile(forward, mode=args.mode, dynamic=False)
     last = torch.zeros((), device=device)
+
+    def loss_of():  # the logits are no output: nothing asks for them in fp32
+        return forward_of(p, inputs, targets, mix, recompute)[1]
+
+    compiled = torch.compile(loss_of, mode=args.mode, dynamic=False)
 
     def step():
         adam.zero_grad(set_to_none=True)
-        with torch.autocast(device, torch.bfloat16, cache_enabled=False):
-            loss = compiled(p, inputs, targets, mix, recompute)[1]
+        with torch.autocast(device, torch.bfloat16, cache_enabled=False), sdpa(args):
+            loss = compiled()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(leaves(p), 1.0)
         adam.step()
         last.copy_(loss.detach())
 
+    progress(f"{name}: PyTorch compiles its step")
     call, how = step, "on the CPU"
     if device == "cuda":
-        side = torch.cuda.Stream()  # a capture wants its warm-up off the default stream
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                step()
-        torch.cuda.current_stream().wait_stream(side)
-        call, how = capture(step)
+        call, how = warm_capture(step)
+    else:
+        step()
+    progress(f"{name}: PyTorch's steps, {how}")
     ms = median_ms(call, args.peer_steps, device)
     if not math.isfinite(last.item()):
         raise Skip(f"PyTorch's loss is {last.item()}")
@@ -277,14 +457,15 @@ def train_peer(args, size, name, device, recompute):
         how += f", {torch.cuda.max_memory_allocated() / 2**30:.1f} GiB"
     if recompute:
         how += ", blocks recomputed in backward (out of memory without)"
-    return Measured(ms, tokens_per_s(size, ms), how)
+    return ms, how
 
 
-def peer_step(args, size, name):
+def peer_training(args, problem, size, name):
+    """train_peer, once more with recomputation where memory does not suffice."""
     device = torch_device(args)
     for recompute in (False, True):
         try:
-            return train_peer(args, size, name, device, recompute)
+            return train_peer(args, problem, size, name, device, recompute)
         except torch.OutOfMemoryError:
             pass
         finally:  # the tensors of the failed try are free only here
@@ -292,6 +473,32 @@ def peer_step(args, size, name):
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
     raise Skip("out of memory, with recomputation too")
+
+
+def peer_step(args, size, name):
+    ms, how = peer_training(args, causalrn, size, name)
+    return Measured(ms, tokens_per_s(size, ms), how)
+
+
+def peer_gpt(args, size, name):
+    ms, how = peer_training(args, gpt, size, name)
+    rate, of = gpt_rate(args, size, name, ms)
+    if name != "linear-transformer":
+        how += f", SDPA {args.sdpa}"
+    return Measured(ms, rate, how + of)
+
+
+matmul_rates = {}  # n -> operations a ms of a bf16 product of n^3
+
+
+def matmul_rate(args):
+    """Of 8192^3, which is MFU's 100%."""
+    device, n = torch_device(args), 256 if args.smoke else 8192
+    if n not in matmul_rates:
+        x, y = (torch.randn((n, n), device=device).bfloat16() for _ in range(2))
+        out = torch.empty_like(x)
+        matmul_rates[n] = 2 * n**3 / median_ms(lambda: torch.matmul(x, y, out=out), 10, device)
+    return matmul_rates[n]
 
 
 def peer_scan(args, name, shape):
@@ -319,15 +526,7 @@ def peer_attention(args, direction, shape, backend):
         if direction != "forward":
             torch.autograd.grad(out, (q, k, v), dout)
 
-    call, how = step, "on the CPU"
-    if device == "cuda":
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                step()
-        torch.cuda.current_stream().wait_stream(side)
-        call, how = capture(step)
+    call, how = warm_capture(step) if device == "cuda" else (step, "on the CPU")
     unrelated = torch.zeros(2**26 if device == "cuda" else 1, device=device)  # 256 MiB
     ms = median_ms(call, 30, device, lambda: unrelated.sum())
     rate = attention_rate(direction, shape, ms)
@@ -339,6 +538,22 @@ def peer_attention(args, direction, shape, backend):
 
 def tokens_per_s(size, ms):
     return f"{2e-3 * (size.S + 1) * size.B / ms:.2f} Mtokens/s"
+
+
+def gpt_rate(args, size, name, ms):
+    """(tokens/s and of gpt2 MFU, what MFU is relative to)"""
+    V, T, B, C, _, L = size
+    tokens = B * T
+    if name != "gpt2":
+        return f"{1e-3 * tokens / ms:.2f} Mtokens/s", ""
+    rate = f"{tokens / ms:.0f} ktokens/s"
+    try:
+        peak = matmul_rate(args)
+    except Skip as e:
+        return rate, f", no MFU: {e}"
+    work = tokens * (6 * (12 * L * C * C + V * C) + 12 * L * C * T / 2)
+    return (f"{rate}, MFU {100 * work / ms / peak:.1f}%",
+            f", matrix product {1e-9 * peak:.3g} TFLOP/s")
 
 
 def program(path, how):
@@ -371,18 +586,62 @@ def trainer_command(args, size, name):
     return command
 
 
-def our_step(args, size, name):
-    program(args.trainer, "make cuda, or --trainer BIN")
-    with tempfile.TemporaryDirectory() as d:
-        run_program(trainer_command(args, size, name) + ["--out", os.path.join(d, "run")])
-        with open(os.path.join(d, "run", "log.csv"), encoding="utf-8") as f:
-            rows = list(csv.DictReader(line for line in f if not line.startswith("#")))
+def trained(command, d):
+    """(median ms of its steps, how it was taken) of a trainer that runs in directory d."""
+    run_program(command + ["--out", os.path.join(d, "run")])
+    with open(os.path.join(d, "run", "log.csv"), encoding="utf-8") as f:
+        rows = list(csv.DictReader(line for line in f if not line.startswith("#")))
     times = [float(row["ms"]) for row in rows if row["split"] == "train"]
     times = times[len(times) // 3:]
     if not times:
-        raise Skip(f"{args.trainer}: no training row in its log.csv")
-    ms = statistics.median(times)
-    return Measured(ms, tokens_per_s(size, ms), f"median of {len(times)} steps")
+        raise Skip(f"{command[0]}: no training row in its log.csv")
+    return statistics.median(times), f"median of {len(times)} steps"
+
+
+def our_step(args, size, name):
+    program(args.trainer, "make cuda, or --trainer BIN")
+    with tempfile.TemporaryDirectory() as d:
+        ms, how = trained(trainer_command(args, size, name), d)
+    return Measured(ms, tokens_per_s(size, ms), how)
+
+
+def gpt_command(args, size, name, text="TOKENS.bin"):
+    command = [args.gpt2_trainer, "--preset"]
+    if name == "gpt2":
+        command += ["gpt2", "--task", "text", "--vocab", "gpt2", "--text", text, "--batch-size",
+                    str(size.B), "--accumulate", "1", "--eval-batches", "1", "--steps",
+                    str(min(args.steps, GPT2_STEPS))]
+        length = ["--context", str(size.T)]
+    else:
+        command += ["copy-s128", "--model", name, "--steps", str(args.steps)]
+        length = ["--string-size", str(size.T // 2 - 1), "--batch-size", str(size.B)]
+    if size not in (COPY, GPT2):
+        command += [*length, "--channels", str(size.C), "--heads", str(size.NH), "--layers",
+                    str(size.L)]
+    return command + ["--save-every", "0"]
+
+
+def write_tokens(path, n=2**20):
+    """A file of n random GPT-2 tokens, in the layout of data/gpt2_tokens.py."""
+    draw = random.Random(1)
+    header = array.array("i", [GPT2_MAGIC, 1, n] + [0] * 253)
+    tokens = array.array("H", (draw.randrange(GPT2.V) for _ in range(n)))
+    if sys.byteorder == "big":
+        header.byteswap()
+        tokens.byteswap()
+    with open(path, "wb") as f:
+        f.write(header.tobytes() + tokens.tobytes())
+
+
+def our_gpt(args, size, name):
+    program(args.gpt2_trainer, "make cuda, or --gpt2-trainer BIN")
+    with tempfile.TemporaryDirectory() as d:
+        text = os.path.join(d, "random.bin")
+        if name == "gpt2":
+            write_tokens(text)
+        ms, how = trained(gpt_command(args, size, name, text), d)
+    rate, of = gpt_rate(args, size, name, ms)
+    return Measured(ms, rate, how + of)
 
 
 def ladder_command(args, name):
@@ -477,6 +736,11 @@ def works(args):
     for name in MODELS:
         yield (name, f"{name} CausalRN step {text}", (args, size, name), our_step, peer_step,
                trainer_command(args, size, name), "train_causalrn.cu")
+    for name, sizes in zip(GPTS, ((COPY, TINY_COPY), (COPY, TINY_COPY), (GPT2, TINY_GPT2))):
+        size = sizes[args.smoke]
+        text = "V={} T={} B={} C={} NH={} L={}".format(*size)
+        yield (name, f"{name} step {text}", (args, size, name), our_gpt, peer_gpt,
+               gpt_command(args, size, name), "train_gpt2.cu")
     for name in SCANS:
         for shape in TINY_SHAPES if args.smoke else SHAPES:
             yield (name, f"{name} forward ({','.join(map(str, shape))})", (args, name, shape),
@@ -556,18 +820,22 @@ def record(path, rows):
 def main(argv):
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", choices=(*MODELS, *SCANS, "attention"), metavar="NAME",
-                   help="one kind of row")
+    p.add_argument("--only", nargs="+", choices=(*MODELS, *GPTS, *SCANS, "attention"),
+                   metavar="NAME", help="these kinds of rows")
     p.add_argument("--trainer", default="./train_causalrn_gpu", metavar="BIN")
+    p.add_argument("--gpt2-trainer", default="./train_gpt2_gpu", metavar="BIN")
     p.add_argument("--cumsum", metavar="BIN", help="the ladder dev/cumsum/cumsum.cu, built")
     p.add_argument("--logcumsumexp", metavar="BIN", help="dev/cumsum/logcumsumexp.cu, built")
     p.add_argument("--attention-forward", metavar="BIN",
                    help="dev/attention/attention_forward.cu, built with -DPRECISION_BF16")
     p.add_argument("--attention-backward", metavar="BIN", help="attention_backward.cu likewise")
-    p.add_argument("--steps", type=int, default=60, help="of our trainer; a third is warm-up")
-    p.add_argument("--peer-steps", type=int, default=20, help="timed steps of PyTorch's")
+    p.add_argument("--steps", type=int, default=60, help="of our trainer, of gpt2 at most "
+                   f"{GPT2_STEPS}; a third is warm-up")
+    p.add_argument("--peer-steps", type=int, default=10, help="timed steps of PyTorch's")
     p.add_argument("--mode", default="default", help="of torch.compile, one without CUDA graphs: "
                    "default, max-autotune-no-cudagraphs")
+    p.add_argument("--sdpa", choices=("default", *BACKENDS), default="default", help="the backend "
+                   "that the Transformer's and GPT-2's attention tries first: %(choices)s")
     p.add_argument("--results", default=os.path.join(HERE, "results", "peers.tsv"), metavar="FILE")
     p.add_argument("--dry-run", action="store_true")
     p.add_argument("--smoke", action="store_true")
@@ -586,11 +854,11 @@ def main(argv):
         return 1 if failed else 0
     rows = []
     for name, text, arguments, ours, peer, command, source in works(args):
-        if args.only not in (None, name):
+        if args.only and name not in args.only:
             continue
         if args.dry_run:
             print(f"{text}\n  ours: {' '.join(command)}\n  peer: {peer.__name__}"
-                  f"{arguments[1:]}" + (f", torch.compile mode {args.mode}" if name in MODELS
+                  f"{arguments[1:]}" + (f", torch.compile mode {args.mode}" if name in MODELS + GPTS
                                         else f": torch.{name}" if name in SCANS else ""))
             continue
         rows.append(Row(text, tried(ours, *arguments), tried(peer, *arguments), source))

@@ -917,29 +917,33 @@ static void linear_attention_backward(floatX *dqkv, const floatX *dout, const fl
 
 // ---- decoding
 
-// linear_decode_kernel: a block a sequence and head, HS threads, thread i with column i of the
-// state S (HS,HS) and element i of z (HS), which stand one behind the other: S += phi(k) v^T, z +=
-// phi(k), out = S^T phi(q) / (phi(q) . z + 1e-6). Shared memory: 3 HS floats.
+// linear_decode_kernel: a block a sequence and head, a thread column i of the state S (HS,HS) and
+// element i of z (HS), which stand one behind the other: S += phi(k) v^T, z += phi(k), out = S^T
+// phi(q) / (phi(q) . z + 1e-6). Shared memory: 3 HS floats.
 static __global__ void linear_decode_kernel(floatX *out, float *state, const floatX *qkv, int C,
                                             int NH)
 {
     extern __shared__ float shared[];
-    const int HS = C / NH, i = threadIdx.x;
+    const int HS = C / NH;
     float *q = shared, *k = q + HS, *z = k + HS;
     float *S = state + (size_t)blockIdx.x * HS * (HS + 1);
-    const floatX *x = qkv + (size_t)(blockIdx.x / NH) * 3 * C + blockIdx.x % NH * HS + i;
-    const float v = (float)x[2 * C];
-    q[i] = phi((float)x[0]);
-    k[i] = phi((float)x[C]);
-    z[i] = S[HS * HS + i] += k[i];
-    __syncthreads();
-    float sum = 0, norm = LINEAR_EPS;
-    for (int j = 0; j < HS; j++) {
-        const float s = S[j * HS + i] += k[j] * v;
-        sum += q[j] * s;
-        norm += q[j] * z[j];
+    const floatX *x = qkv + (size_t)(blockIdx.x / NH) * 3 * C + blockIdx.x % NH * HS;
+    for (int i = threadIdx.x; i < HS; i += blockDim.x) {
+        q[i] = phi((float)x[i]);
+        k[i] = phi((float)x[C + i]);
+        z[i] = S[HS * HS + i] += k[i];
     }
-    out[(size_t)(blockIdx.x / NH) * C + blockIdx.x % NH * HS + i] = (floatX)(sum / norm);
+    __syncthreads();
+    for (int i = threadIdx.x; i < HS; i += blockDim.x) {
+        const float v = (float)x[2 * C + i];
+        float sum = 0, norm = LINEAR_EPS;
+        for (int j = 0; j < HS; j++) {
+            const float s = S[j * HS + i] += k[j] * v;
+            sum += q[j] * s;
+            norm += q[j] * z[j];
+        }
+        out[(size_t)(blockIdx.x / NH) * C + blockIdx.x % NH * HS + i] = (floatX)(sum / norm);
+    }
 }
 
 // attention_decode: position t of D sequences: out (D,C) = softmax attention of qkv (D,3C) over the
@@ -961,15 +965,15 @@ static void linear_attention_decode(floatX *out, float *state, const floatX *qkv
     const size_t HS = C / NH;
     if (t == 0)
         CUDA_CHECK(cudaMemsetAsync(state, 0, D * C * (HS + 1) * sizeof(float), stream));
-    LAUNCH(linear_decode_kernel, D * NH, HS, 3 * HS * sizeof(float), stream, out, state, qkv,
-           (int)C, (int)NH);
+    LAUNCH(linear_decode_kernel, D * NH, HS < 1024 ? HS : 1024, 3 * HS * sizeof(float), stream, out,
+           state, qkv, (int)C, (int)NH);
 }
 
 // ------------------------------------------------------------------------------------------------
 // [block] What stands around attention: LayerNorm, GELU.
 
 #define LAYERNORM_EPS 1e-5f
-enum { GELU_THREADS = 256, GELU_EACH = 8, COLUMN_SLICES = 128 };
+enum { GELU_THREADS = 256, GELU_EACH = 4, COLUMN_SLICES = 128 };
 
 // From [layers]:
 static void normalize_forward(floatX *out, float *rstd, const float *x, size_t N, size_t C,
@@ -1113,20 +1117,16 @@ template <int TANH> static __device__ inline float gelu(float x, float *slope)
     return x * p;
 }
 
-// gelu_kernel: out (n) = gelu of x, or (dout not NULL) dout gelu'(x); out may be dout.
+// gelu_kernel: out (n) = gelu of x, or (dout not NULL) dout gelu'(x); out may be dout; n a multiple
+// of 4, as all are here: rows have 4C channels.
 template <int TANH>
 static __global__ void gelu_kernel(floatX *out, const floatX *dout, const floatX *x, size_t n)
 {
     typedef Pack<floatX, GELU_EACH> Each;
     const size_t i = (blockIdx.x * (size_t)GELU_THREADS + threadIdx.x) * GELU_EACH;
     float slope;
-    if (i + GELU_EACH > n) {
-        for (size_t k = i; k < n; k++) {
-            const float y = gelu<TANH>((float)x[k], &slope);
-            out[k] = (floatX)(dout ? (float)dout[k] * slope : y);
-        }
+    if (i >= n)
         return;
-    }
     Each a = *(const Each *)(x + i), d = dout ? *(const Each *)(dout + i) : Each{};
 #pragma unroll
     for (int k = 0; k < GELU_EACH; k++) {

@@ -155,6 +155,18 @@ trained() {
     BF16_GRAD=1e-1 agree "trained weights" --string-size 8 --load "$dir/run/checkpoint.safetensors"
 }
 
+# decodes NAME OPTIONS...: greedy decoding gives the same accuracy as the CPU's
+decodes() {
+    local name=$1 dir a b
+    dir=$(mktemp -d -p "$work")
+    shift
+    $cpu "$@" --threads 4 --steps 0 >"$dir/cpu" 2>&1
+    $fp32 "$@" --steps 0 >"$dir/gpu" 2>&1 || tail -n 2 "$dir/gpu"
+    a=$(field greedy_accuracy "$dir/cpu") b=$(field greedy_accuracy "$dir/gpu")
+    [ -n "$a" ] && [ "$a" = "$b" ] && row "$name" "ok greedy accuracy $a on both" ||
+        row "$name" "FAIL greedy accuracy: CPU $a, GPU $b"
+}
+
 # sanitize TOOL OPTIONS...: three steps, evaluation and decoding under compute-sanitizer
 sanitize() {
     local tool=$1
@@ -176,8 +188,8 @@ sanitize() {
 # others: programs built for one test each
 others() {
     local out flags="-std=c++17 -O3 -Xcompiler -fopenmp -arch=native -lcublas -lcublasLt"
-    cat >build/test_launch.cu <<'END'
-#include "../util/cuda.h"
+    cat >"$work/test_launch.cu" <<'END'
+#include "util/cuda.h"
 static __global__ void nothing_kernel(void) {}
 int main(int argc, char **argv)
 {
@@ -186,14 +198,14 @@ int main(int argc, char **argv)
     return (void)argv, 0;
 }
 END
-    nvcc -std=c++17 -arch=native build/test_launch.cu -o build/test_launch -lcublasLt &&
+    nvcc -std=c++17 -I. -arch=native "$work/test_launch.cu" -o "$work/test_launch" -lcublasLt &&
         fails "a block of 2048 threads" 4 "test_launch.cu:6: nothing_kernel: a block of 2048" \
-            build/test_launch x
-    nvcc -std=c++17 -gencode arch=compute_80,code=sm_80 build/test_launch.cu -o build/test_arch \
-        -lcublasLt
+            "$work/test_launch" x
+    nvcc -std=c++17 -I. -gencode arch=compute_80,code=sm_80 "$work/test_launch.cu" \
+        -o "$work/test_arch" -lcublasLt
     case $(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1) in
     8.*) row "built for another architecture" "ok SKIPPED: this GPU runs sm_80" ;;
-    *) fails "built for another architecture" 4 "built for architectures 800" build/test_arch ;;
+    *) fails "built for another architecture" 4 "built for architectures 800" "$work/test_arch" ;;
     esac
     [ build/test_device -nt "train_$model.cu" ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
         dev/test_device.cu -o build/test_device
@@ -201,17 +213,17 @@ END
     [[ $out == *"ok masters"* ]] && row "BF16 masters, 2^31 elements" "ok ${out##*ok }" ||
         row "BF16 masters, 2^31 elements" "FAIL $out"
     gcc -std=gnu11 -O3 -march=native -fno-math-errno -fopenmp-simd -fopenmp -DCOPYING_CAUSAL=0 \
-        "train_$model.c" -o "build/cpu_noncausal" -lm
-    [ build/fp32_noncausal -nt "train_$model.cu" ] ||
-        nvcc $flags -DCOPYING_CAUSAL=0 -DPOISON "train_$model.cu" -o build/fp32_noncausal &
-    [ build/bf16_noncausal -nt "train_$model.cu" ] || nvcc $flags -DCOPYING_CAUSAL=0 -DPOISON \
-        -DPRECISION_BF16 "train_$model.cu" -o build/bf16_noncausal
+        "train_$model.c" -o "build/${model}_cpu_noncausal" -lm
+    [ build/${model}_fp32_noncausal -nt "train_$model.cu" ] ||
+        nvcc $flags -DCOPYING_CAUSAL=0 -DPOISON "train_$model.cu" -o build/${model}_fp32_noncausal &
+    [ build/${model}_bf16_noncausal -nt "train_$model.cu" ] || nvcc $flags -DCOPYING_CAUSAL=0 -DPOISON \
+        -DPRECISION_BF16 "train_$model.cu" -o build/${model}_bf16_noncausal
     wait
 }
 
 # noncausal COMMAND...: with the programs that take --causal no and whose memory starts as NaN
 noncausal() {
-    CPU=build/cpu_noncausal FP32=build/fp32_noncausal BF16=build/bf16_noncausal "$@"
+    CPU=build/${model}_cpu_noncausal FP32=build/${model}_fp32_noncausal BF16=build/${model}_bf16_noncausal "$@"
 }
 
 # causalrn_checks: CausalRN with the programs that users have
@@ -291,6 +303,8 @@ gpt2_checks() {
     local m s hs
     fails "--channels 64 --heads 5" 2 "heads" $bf16 --channels 64 --heads 5
     fails "--heads 1 --channels 4096" 2 "at most 3072" $bf16 --heads 1 --channels 4096
+    background decodes "linear attention's state of 1056 x 1056" --model linear-transformer \
+        --heads 1 --channels 1056 --string-size 1 --layers 1 --batch-size 1
     { # a file of 2000 of GPT-2's tokens
         printf '\110\327\064\001\001\000\000\000\320\007\000\000'
         head -c 1012 /dev/zero
@@ -312,6 +326,8 @@ gpt2_checks() {
         done
         background agree "$m NH=33 B=33" --model $m --channels 66 --heads 33 --batch-size 33
         background agree "$m C=768 NH=12 B=1" --model $m --channels 768 --heads 12 --batch-size 1
+        background agree "$m T=17 C=33 B=1" --model $m --task text --text README.md --context 17 \
+            --channels 33 --heads 3 --batch-size 1
         background agree "$m B=320" --model $m --batch-size 320
         background agree "$m S=128 C=192 B=8 L=12" --model $m --string-size 128 --channels 192 \
             --heads 1 --batch-size 8 --layers 12

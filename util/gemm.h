@@ -3,6 +3,7 @@
 #define SEQ_UTIL_GEMM_H
 
 #include "cuda.h"
+#include <algorithm>
 #include <cublasLt.h>
 
 // CUBLAS_CHECK(call): die with file, line, call and reason unless it succeeded.
@@ -88,6 +89,7 @@ static inline void gemm(const Gemm *g, cudaStream_t stream)
     const uint32_t align_y = gemm_alignment(g->y, g->y_step * gemm_size(g->in));
     const uint32_t align_add = gemm_alignment(add, g->out_step * size);
     const uint32_t align_out = gemm_alignment(g->out, g->out_step * size);
+    const uint32_t align_d = g->bias ? std::min(align_out, gemm_alignment(g->bias, 0)) : align_out;
     cublasLtMatmulDesc_t desc;
     cublasLtMatmulPreference_t wish;
     cublasLtMatmulHeuristicResult_t found;
@@ -111,7 +113,7 @@ static inline void gemm(const Gemm *g, cudaStream_t stream)
     GEMM_WISH(MIN_ALIGNMENT_A_BYTES, align_y);
     GEMM_WISH(MIN_ALIGNMENT_B_BYTES, align_x);
     GEMM_WISH(MIN_ALIGNMENT_C_BYTES, align_add);
-    GEMM_WISH(MIN_ALIGNMENT_D_BYTES, align_out);
+    GEMM_WISH(MIN_ALIGNMENT_D_BYTES, align_d);
     CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(gemm_handle, desc, y, x, out, out, wish, 1, &found,
                                                 &n));
     if (n == 0)
@@ -153,6 +155,7 @@ static inline double gemm_rate(cudaDataType_t type, cudaStream_t stream)
     const Gemm g = {.out = out, .x = x, .y = y, .type = type, .in = type, .M = n, .N = n, .K = n,
                     .ld_out = n, .ld_x = n, .ld_y = n};
     cudaEvent_t start, end;
+    CUDA_CHECK(cudaDeviceSynchronize()); // device_new's zeros do not come in the stream
     CUDA_CHECK(cudaEventCreate(&start));
     CUDA_CHECK(cudaEventCreate(&end));
     LAUNCH(gemm_fill_kernel, 1024, 256, 0, stream, (uint32_t *)x, bytes / 4);

@@ -306,7 +306,7 @@ gpt2_checks() {
     background decodes "linear attention's state of 1056 x 1056" --model linear-transformer \
         --heads 1 --channels 1056 --string-size 1 --layers 1 --batch-size 1
     { # a file of 2000 of GPT-2's tokens
-        printf '\110\327\064\001\001\000\000\000\320\007\000\000'
+        printf '\210\330\064\001\001\000\000\000\320\007\000\000'
         head -c 1012 /dev/zero
         for ((s = 0; s < 2000; s++)); do
             hs=$((s * 7919 % 50257))

@@ -14,9 +14,9 @@
 //   6  5 without the next tile in flight                 3244 (83%) / 3242 (79%) / 3467 (82%)
 //   7  one exp, 288 rows of 32 channels, flat            3231 (83%) / 3226 (79%) / 3434 (81%)
 //   backward: a copy of as many bytes                    4139 / 4220 / 4234
-//   1  a thread a channel                                1732 (42%) /  281 (7%) / @1
-//   2  one pass, tiles of 96 rows, 2 blocks              3638 (88%) / 3839 (91%) / @2
-//   3  one pass, tiles of 64 rows, 3 blocks              3094 (75%) / 3576 (85%) / @3
+//   1  a thread a channel                                1732 (42%) /  281 (7%) /   37 (1%)
+//   2  one pass, tiles of 96 rows, 2 blocks              3638 (88%) / 3839 (91%) / 3949 (93%)
+//   3  one pass, tiles of 64 rows, 3 blocks              3094 (75%) / 3576 (85%) / 3630 (86%)
 // Forward 5 and backward 2 are the ones to take. Before their 16-byte stores stayed whole (see
 // store in chain.cuh) the one-exp kernels were slower than 3, which had 63 / 71 / 71%;
 // torch.logcumsumexp took 2.9, 23 and 182 times as long as 3 then did.

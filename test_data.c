@@ -4,6 +4,7 @@
 //     gcc -O2 -fopenmp -Wall -Wextra test_data.c -o build/test_data -lm && build/test_data
 //
 // [copying]  layout, letters, score, against a second reading of specs/causalrn.md, section 2
+// [state]    parity, arithmetic, words of groups: every answer derived again, lengths, scores
 // [batch]    the same sequences in batches of any size, made by any number of threads
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -193,7 +194,232 @@ static void test_copying_score(void)
 }
 
 // ------------------------------------------------------------------------------------------------
-// [batch]
+// [state]
+
+enum { PARITY = 2, MODULAR, BRACKETS, S5, Z60, STATE_END }; // rows of TASKS
+
+// state_batch: B sequences of a state task; free with batch_free.
+static Batch state_batch(int task, const TaskOptions *o, uint64_t seed, uint64_t stream, size_t B)
+{
+    Batch batch;
+    batch_alloc(&batch, B, TASKS[task].shape(o).T);
+    task_batch(&TASKS[task], o, seed, stream, 0, &batch);
+    return batch;
+}
+
+// state_options_of: the defaults, with lengths.
+static TaskOptions state_options_of(int min, int max, int eval_min, int eval_max)
+{
+    TaskOptions o = {.min_length = min, .max_length = max, .eval_min_length = eval_min,
+                     .eval_max_length = eval_max, .multiply = 1, .tokens_per_element = 1};
+    return o;
+}
+
+// parsed: the value modulo 5 of a sum, at level 1 of a product, at level 2 of a digit, -digit or
+// what stands in brackets; *at moves past it.
+static int parsed(const char **at, int level)
+{
+    if (level == 2) {
+        int minus = **at == '-', value;
+        *at += minus;
+        if (*(*at)++ == '(') {
+            value = parsed(at, 0);
+            *at += **at == ')';
+        } else
+            value = (*at)[-1] - '0';
+        return minus ? (5 - value) % 5 : value;
+    }
+    int value = parsed(at, level + 1);
+    while (**at && strchr(level ? "*" : "+-", **at)) {
+        const char op = *(*at)++;
+        const int other = parsed(at, level + 1);
+        value = (op == '*' ? value * other : op == '+' ? value + other : value - other + 5) % 5;
+    }
+    return value;
+}
+
+// answer_wrong: what is wrong with a sequence of one answer, NULL if nothing; *length = its length.
+// It shares no line with the functions that make it.
+static const char *answer_wrong(int task, const int *inputs, const int *targets, int T, int *length)
+{
+    const char *symbols = TASKS[task].symbols, *at;
+    char text[512] = "";
+    int last = -1, ones = 0;
+    for (int t = 0; t < T; t++) {
+        if (targets[t] != -1 && last >= 0)
+            return "two targets";
+        last = targets[t] != -1 ? t : last;
+        text[t] = symbols[inputs[t]];
+    }
+    if (last < 0)
+        return "no target";
+    *length = last + 2 + (task == BRACKETS);
+    const char answer = symbols[targets[last]];
+    for (int t = last + 1; t < T; t++) // the answer's place holds token 0
+        if (text[t] != (task == BRACKETS && t > last + 1 ? '_' : symbols[0]))
+            return "not padding after the answer";
+    text[last + (task == PARITY)] = 0;
+    if (task == PARITY) {
+        for (at = text; *at; at++)
+            ones += *at == '1';
+        if (strspn(text, "01") != strlen(text))
+            return "not bits";
+        return answer == '0' + ones % 2 ? NULL : "not the parity";
+    }
+    if (inputs[last] != strchr(symbols, '=') - symbols)
+        return "the target is not at =";
+    if (task == MODULAR)
+        for (int t = 0; text[t]; t++)
+            if (!strchr(t % 2 ? "+-*" : "01234", text[t]))
+                return "not digits and operators";
+    at = text;
+    const int value = parsed(&at, 0);
+    return *at ? "not an expression" : answer == '0' + value ? NULL : "not the value";
+}
+
+// test_answers: layouts and answers of parity, modular and brackets, trained and beyond; every
+// length of the range comes, no other.
+static void test_answers(void)
+{
+    static const int ranges[][4] = {{0, 0, 0, 0}, {3, 3, 3, 5}, {4, 9, 2000, 3}, {7, 40, 40, 256}};
+    enum { B = 3000 };
+    for (int k = 0; k < 4 * 3 * 2 * 2; k++) {
+        const int task = PARITY + k / 2 % 3, evaluate = k & 1, *r = ranges[k / 12];
+        if (k / 12 == 2 && evaluate) // that range is refused, see test_state_refused
+            continue;
+        TaskOptions o = state_options_of(r[0], r[1], r[2], r[3]);
+        o.multiply = k / 6 & 1;
+        const int low = evaluate ? (r[2] ? r[2] : 40) : r[0] ? r[0] : 3;
+        const int high = evaluate ? (r[3] ? r[3] : 256) : r[1] ? r[1] : 40;
+        Batch batch = state_batch(task, &o, 1, evaluate ? STREAM_EVAL : STREAM_TRAIN, B);
+        const char *wrong = NULL;
+        int seen[512] = {0}, length = 0, times = 0, missing = 0, outside = 0;
+        for (size_t b = 0; b < batch.B && !wrong; b++) {
+            const int *inputs = batch.inputs + b * batch.T;
+            wrong = answer_wrong(task, inputs, batch.targets + b * batch.T, (int)batch.T, &length);
+            seen[length]++;
+            for (size_t t = 0; t < batch.T; t++)
+                times += task == BRACKETS && inputs[t] == 7;
+        }
+        for (int i = 0; i < 512; i++) {
+            const int least = task == BRACKETS ? (low > 5 ? low : 5) : low;
+            const int most = task == BRACKETS && high < 5 ? 5 : high;
+            const int may = i >= least && i <= most && (task != MODULAR || i % 2);
+            const int odd = task == MODULAR && low % 2 == 0 && i == low - 1; // 2 r - 1, r = low / 2
+            missing += may && !seen[i] && batch.B == B;
+            outside += !may && !odd && seen[i];
+        }
+        CHECK(!wrong, "%s, %d to %d: %s", TASKS[task].name, low, high, wrong ? wrong : "");
+        CHECK(!missing && !outside, "%s, %d to %d: %d lengths missing, %d outside",
+              TASKS[task].name, low, high, missing, outside);
+        CHECK(task != BRACKETS || high < 8 || !times == !o.multiply, "brackets: %d times *", times);
+        CHECK(batch.T == (size_t)(task == BRACKETS && high < 5 ? 5 : high) - 1, "T = %zu", batch.T);
+        batch_free(&batch);
+    }
+}
+
+// word_wrong: what is wrong with a word: its products derived by moving five points, or by adding.
+static const char *word_wrong(const int *inputs, const int *targets, int n, int order, int every,
+                              int moved)
+{
+    static int points[120][5];
+    int bos = order + (every > 1) + 1, place[5] = {0, 1, 2, 3, 4}, sum = 0, rank = 0;
+    for (int code = 1234; code <= 43210; code++) { // five different digits, in rising order
+        int d[5], digits = 0;
+        for (int i = 4, rest = code; i >= 0; i--, rest /= 10)
+            digits |= 1 << (d[i] = rest % 10);
+        if (digits == 31)
+            memcpy(points[rank++], d, sizeof d);
+    }
+    if (rank != 120 || inputs[0] != bos || targets[0] != bos)
+        return "no BOS";
+    for (int i = 1, x = 0; i <= n; i++) {
+        int off = 0;
+        if ((i - 1) % every ? inputs[i] != order : inputs[i] < 0 || inputs[i] >= order)
+            return "an element or a filler is out of place";
+        x = inputs[i] < order ? inputs[i] : x;
+        for (int j = 0; j < 5 && order == 120; j++)
+            off += points[x][j] != j;
+        if (off > moved)
+            return "an element moves too many points";
+        if (i % every == 0) {
+            sum = (sum + x) % 60;
+            for (int j = 0; j < 5; j++)
+                place[j] = points[x % 120][place[j]];
+        }
+        if (order == 60 ? targets[i] != sum : memcmp(points[targets[i]], place, sizeof place) != 0)
+            return "a target is not the product so far";
+    }
+    return NULL;
+}
+
+// test_words: s5 of all elements, swaps, triples, with fillers, and z60; T and V; every element
+// that may come does.
+static void test_words(void)
+{
+    static const struct {
+        int task, elements, every, moved, kinds, V, T, eval_T;
+    } rows[] = {{S5, ELEMENTS_ALL, 1, 5, 120, 127, 33, 501},
+                {S5, ELEMENTS_SWAPS, 1, 2, 11, 127, 33, 501},
+                {S5, ELEMENTS_TRIPLES, 1, 3, 31, 127, 33, 501},
+                {S5, ELEMENTS_ALL, 4, 5, 120, 128, 65, 501},
+                {Z60, ELEMENTS_ALL, 1, 0, 60, 67, 33, 501},
+                {Z60, ELEMENTS_ALL, 2, 0, 60, 68, 65, 501}};
+    for (size_t k = 0; k < 2 * sizeof rows / sizeof *rows; k++) {
+        TaskOptions o = state_options_of(0, 0, 0, 0);
+        const int evaluate = k & 1, order = rows[k / 2].task == S5 ? 120 : 60;
+        const char *wrong = NULL;
+        int seen[256] = {0}, kinds = 0;
+        o.elements = rows[k / 2].elements;
+        o.tokens_per_element = rows[k / 2].every;
+        const TaskShape shape = TASKS[rows[k / 2].task].shape(&o);
+        CHECK(shape.V == (size_t)rows[k / 2].V && shape.T == (size_t)rows[k / 2].T &&
+                  shape.eval_T == (size_t)rows[k / 2].eval_T,
+              "word %zu: V %zu, T %zu, %zu", k, shape.V, shape.T, shape.eval_T);
+        Batch batch = state_batch(rows[k / 2].task, &o, 3, evaluate ? STREAM_EVAL : STREAM_TRAIN,
+                                  200);
+        for (size_t b = 0; b < batch.B && !wrong; b++)
+            wrong = word_wrong(batch.inputs + b * batch.T, batch.targets + b * batch.T,
+                               (int)batch.T - 1, order, rows[k / 2].every, rows[k / 2].moved);
+        for (size_t i = 0; i < batch.B * batch.T; i++)
+            seen[batch.inputs[i]]++;
+        for (int x = 0; x < order; x++)
+            kinds += seen[x] > 0;
+        CHECK(!wrong, "word %zu: %s", k, wrong ? wrong : "");
+        CHECK(kinds == rows[k / 2].kinds, "word %zu: %d elements", k, kinds);
+        batch_free(&batch);
+    }
+}
+
+// test_state_golden: fixed seed, fixed sequences (F11), whose answers the tests above derive
+// again; training and evaluation.
+static void test_state_golden(void)
+{
+    static const char *const sums[][4] = {
+        {"cb8910d30bcb1e13", "d491f0ee568b4e5a",
+         "da30da3b00db9068", "d1454eb4dc8aab4f"},
+        {"610ce1e0a97d2890", "e0a666be0f410b62",
+         "c370b26f9b60f929", "49b12f875ad14202"},
+        {"bc211cfd6101f504", "d2244847ba6c7cd3",
+         "04bac2a0964f7fc7", "9ba654af2196684e"},
+        {"2927d8080f62b01d", "5bcfe9277be05733",
+         "03b72dcad79dfcf3", "dc36145f2b6e36a2"},
+        {"fc213c50085974b4", "bc14adb0f729c8ee",
+         "b4ed8127a582ea88", "b304f6f3ceb203ab"}};
+    for (int task = PARITY; task < STATE_END; task++) {
+        const TaskOptions o = state_options_of(0, 0, 0, 0);
+        char got[4][17];
+        for (int evaluate = 0; evaluate < 2; evaluate++) {
+            Batch batch = state_batch(task, &o, 1, evaluate ? STREAM_EVAL : STREAM_TRAIN, 64);
+            checksum(batch.inputs, batch.B * batch.T, got[2 * evaluate]);
+            checksum(batch.targets, batch.B * batch.T, got[2 * evaluate + 1]);
+            batch_free(&batch);
+        }
+        for (int i = 0; i < 4; i++)
+            CHECK(!strcmp(got[i], sums[task - PARITY][i]), "%s: checksum %d: expected %s, got %s",
+                  TASKS[task].name, i, sums[task - PARITY][i], got[i]);
+    }
+}
 
 // by_value: order of 64-bit values, for qsort.
 static int by_value(const void *a, const void *b)
@@ -201,6 +427,137 @@ static int by_value(const void *a, const void *b)
     uint64_t x = *(const uint64_t *)a, y = *(const uint64_t *)b;
     return (x > y) - (x < y);
 }
+
+// test_state_disjoint: no training sequence of 40 bits or more comes again, and none of the
+// evaluation is among them: 2 x 20000 of 60 bits each.
+static void test_state_disjoint(void)
+{
+    enum { N = 20000, BITS = 60 };
+    uint64_t *seen = (uint64_t *)alloc_zero(2 * N, sizeof *seen, "sequences");
+    const TaskOptions o = state_options_of(BITS + 1, BITS + 1, BITS + 1, BITS + 1);
+    size_t twice = 0;
+    for (int k = 0; k < 2; k++) {
+        Batch batch = state_batch(PARITY, &o, 1, k ? STREAM_EVAL : STREAM_TRAIN, N);
+        for (size_t i = 0; i < N * BITS; i++)
+            seen[k * N + i / BITS] = 2 * seen[k * N + i / BITS] + (batch.inputs[i] == 2);
+        batch_free(&batch);
+    }
+    qsort(seen, 2 * N, sizeof *seen, by_value);
+    for (size_t i = 1; i < 2 * N; i++)
+        twice += seen[i] == seen[i - 1];
+    CHECK(twice == 0, "%zu of %d sequences came twice", twice, 2 * N);
+    free(seen);
+}
+
+// test_label_prior: the share of the answer 0 that the paper's range has: brackets 0.27 at trained
+// lengths and 0.30 beyond with *, 0.2 without, the others flat; 30000 sequences each.
+static void test_label_prior(void)
+{
+    static const struct {
+        int task, multiply, evaluate;
+        double share;
+    } rows[] = {{BRACKETS, 1, 0, 0.27}, {BRACKETS, 1, 1, 0.30}, {BRACKETS, 0, 1, 0.2},
+                {MODULAR, 1, 1, 0.2},   {PARITY, 1, 1, 0.5}};
+    for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
+        TaskOptions o = state_options_of(0, 0, 0, 0);
+        const int zero = rows[k].task == BRACKETS ? 0 : rows[k].task == MODULAR ? 5 : 1;
+        double count = 0, zeros = 0;
+        o.multiply = rows[k].multiply;
+        Batch batch = state_batch(rows[k].task, &o, 1, rows[k].evaluate ? STREAM_EVAL
+                                                                      : STREAM_TRAIN,
+                                  rows[k].evaluate ? 200000 : 30000);
+        for (size_t i = 0; i < batch.B * batch.T; i++) {
+            count += batch.targets[i] != IGNORE;
+            zeros += batch.targets[i] == zero;
+        }
+        printf("%s, multiply %d: answer 0 in %.4f of %.0f\n", TASKS[rows[k].task].name,
+               rows[k].multiply, zeros / count, count);
+        CHECK(count >= 30000 && fabs(zeros / count - rows[k].share) < 0.015,
+              "%s: answer 0 in %.4f of %.0f", TASKS[rows[k].task].name, zeros / count, count);
+        batch_free(&batch);
+    }
+}
+
+// test_state_scores: one answer is right or wrong; a word only as a whole; an evaluation counts
+// answers by length, words up to each length, the most frequent answer, and scales accuracy.
+static void test_state_scores(void)
+{
+    TaskOptions o = state_options_of(0, 0, 10, 10);
+    Evaluation e = {0};
+    char *path = in_dir("curve"), text[256] = "";
+    o.curve = path;
+    Batch batch = state_batch(S5, &o, 1, STREAM_TRAIN, 4);
+    memcpy(batch.predictions, batch.targets, 4 * batch.T * sizeof(int));
+    CHECK(task_score(&TASKS[S5], &batch, 4) == 1, "a word is right");
+    batch.predictions[2 * batch.T - 1] = 126;
+    CHECK(task_score(&TASKS[S5], &batch, 4) == 0.75, "one element of one of four words is wrong");
+    batch_free(&batch);
+
+    batch_alloc(&batch, 2, 3);
+    memcpy(batch.targets, (int[]){8, 1, 2, 8, 1, 1}, 6 * sizeof(int));
+    memcpy(batch.predictions, (int[]){8, 1, 2, 8, 0, 1}, 6 * sizeof(int));
+    evaluation_add(&e, &TASKS[S5], &o, &batch, 1);
+    LogRow row = evaluation_row(&e, 7);
+    CHECK(row.acc == 0.5 && row.scaled == 0.5 && row.constant == 0.5 && row.step == 7,
+          "words: accuracy %g, scaled %g, constant %g", row.acc, row.scaled, row.constant);
+    size_t n;
+    char *curve = (char *)get_file(path, &n);
+    CHECK(!strcmp(curve, "length,sequences,accuracy\n1,2,1\n2,2,0.5\n3,2,0.5\n"), "curve\n%s",
+          curve);
+    free(curve);
+    memcpy(batch.targets, (int[]){-1, 2, -1, 1, -1, -1}, 6 * sizeof(int));
+    memcpy(batch.predictions, (int[]){0, 2, 0, 2, 2, 2}, 6 * sizeof(int));
+    evaluation_add(&e, &TASKS[PARITY], &o, &batch, 1);
+    evaluation_add(&e, &TASKS[PARITY], &o, &batch, 2);
+    row = evaluation_row(&e, 8);
+    CHECK(row.acc == 0.5 && row.scaled == 0 && row.constant == 0.5 && row.loss == 1.5,
+          "parity: accuracy %g, scaled %g, constant %g", row.acc, row.scaled, row.constant);
+    curve = (char *)get_file(path, &n);
+    snprintf(text, sizeof text, "length,sequences,accuracy\n1,2,0\n2,2,1\n");
+    CHECK(!strcmp(curve, text), "curve\n%s", curve);
+    free(curve);
+    batch_free(&batch);
+    empty_dir("");
+}
+
+// open_state: task_open of the lengths of `options` with batches of 4, in a child.
+static void open_state(void *options)
+{
+    static Options line;
+    const Training t = {.batch_size = 4};
+    const int task = *(int *)options; // string_size, which these tasks do not read
+    task_open(&TASKS[task], (TaskOptions *)options, &t, &line, 0);
+}
+
+// test_state_refused: lengths that make no sense, and evaluations longer than a batch has room for;
+// a batch that fits has as many sequences of the evaluation as fit.
+static void test_state_refused(void)
+{
+    TaskOptions o = state_options_of(2, 0, 0, 0);
+    o.string_size = PARITY;
+    expect_die(open_state, &o, EXIT_USAGE, "--min-length: expected at least 3");
+    o = state_options_of(9, 8, 0, 0);
+    o.string_size = MODULAR;
+    expect_die(open_state, &o, EXIT_USAGE, "--min-length and --max-length: expected a range");
+    o = state_options_of(0, 0, 0, 30);
+    o.string_size = BRACKETS;
+    expect_die(open_state, &o, EXIT_USAGE, "got 40 to 30");
+    o = state_options_of(0, 0, 0, 0);
+    o.string_size = PARITY;
+    expect_die(open_state, &o, EXIT_USAGE, "--batch-size 7");
+    o = state_options_of(0, 0, 40, 150);
+    o.string_size = PARITY;
+    CHECK(run_child(open_state, &o).code == 0, "4 x 39 tokens hold one sequence of 149");
+    Batch batch = state_batch(PARITY, &o, 1, STREAM_EVAL, 13);
+    CHECK(batch.B == 3 && batch.T == 149 && batch.rows == 13, "B %zu, T %zu", batch.B, batch.T);
+    CHECK(task_eval_batches(&TASKS[PARITY], &o, 13) == 5, "13 sequences in batches of 3");
+    task_batch(&TASKS[PARITY], &o, 1, STREAM_TRAIN, 0, &batch);
+    CHECK(batch.B == 13 && batch.T == 39, "B %zu, T %zu", batch.B, batch.T);
+    batch_free(&batch);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [batch]
 
 // test_batch_disjoint: the first 10^5 training and the first 10^5 evaluation sequences are 2 * 10^5
 // different ones, and so are those of another seed. Thirteen letters fit 64 bits (26^13 < 2^62).
@@ -339,7 +696,6 @@ static void test_ignored(void)
           out.code, out.text);
 }
 
-
 int main(void)
 {
     make_dir();
@@ -348,6 +704,13 @@ int main(void)
     test_copying_golden();
     test_copying_letters();
     test_copying_score();
+    test_answers();
+    test_words();
+    test_state_golden();
+    test_state_disjoint();
+    test_label_prior();
+    test_state_scores();
+    test_state_refused();
     test_batch_disjoint();
     test_batch_sizes();
     test_batch_check();

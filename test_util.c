@@ -544,7 +544,7 @@ static int start_log(Log *log, long step)
 static void open_log(void *arg)
 {
     Log log = *(const Log *)arg;
-    LogRow row = {0, "train", 1, 1, 1, 1, 1, 1, 0};
+    LogRow row = {0, "train", 1, 1, 1, 1, 1, 1, 0, 0, 0};
     if (start_log(&log, -1))
         log_header(&log, "CPU");
     log_row(&log, &row);
@@ -597,7 +597,7 @@ static void test_log_resume(void)
                 {11, 2, "10,train,2,1,0.001,1,10,1000\n"},
                 {12, 2, "10,train,2,1,0.001,1,10,1000\n"},
                 {99, 2, "10,train,2,1,0.001,1,10,1000\n"}};
-    const LogRow next = {7, "train", 1, 1, 1, 1, 1, 1, 0};
+    const LogRow next = {7, "train", 1, 1, 1, 1, 1, 1, 0, 0, 0};
     for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
         Log log = log_in("run");
         char path[LOG_PATH], expected[2048];
@@ -635,7 +635,7 @@ static void test_log_resume(void)
 static void test_log_lock(void)
 {
     Log log = log_in("run");
-    LogRow row = {0, "train", 1, 1, 1, 1, 1, 1, 0};
+    LogRow row = {0, "train", 1, 1, 1, 1, 1, 1, 0, 0, 0};
     char path[LOG_PATH];
     size_t n, m;
     start_log(&log, -1);

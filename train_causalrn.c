@@ -33,8 +33,7 @@
 // which the norm undoes; warm-up starts at lr/warmup rather than 0; fp32 throughout. --model
 // quadratic --prenorm none can overflow, as the paper's would: the run then stops and says so.
 
-#include "data/tasks.h"
-#include "util/training.h" // and with it check, log, options, rng, safetensors, tensors, threads
+#include "data/tasks.h" // and with it check, log, options, rng, tensors, threads, training
 #include <tgmath.h>
 #ifdef REAL_IS_DOUBLE // the tests build this file a second time in double precision
 #define float double
@@ -780,7 +779,7 @@ typedef struct {
 typedef struct {
     Config config;
     const Task *task;
-    size_t B, T, V, C, H, L, decode_B, work_size;
+    size_t B, T, V, C, H, L, decode_B, work_size, positions;
     Weights weights;
     Params params, grads;
     Acts acts;
@@ -804,18 +803,18 @@ static const char *model_name(const Config *c)
 static void model_plan(Model *m, const Config *config)
 {
     memset(m, 0, sizeof *m);
-    m->config = *config;
-    m->task = &TASKS[config->task];
+    m->config = *config, m->task = &TASKS[config->task];
     const TaskShape shape = m->task->shape(&config->task_options);
     const size_t B = m->B = (size_t)config->training.batch_size, L = m->L = (size_t)config->layers;
     const size_t T = m->T = shape.T, V = m->V = shape.V, C = m->C = (size_t)config->channels;
-    const size_t H = m->H = (size_t)config->hidden, work = m->work_size = mix_work(T, H);
+    const size_t H = m->H = (size_t)config->hidden, P = m->positions = task_longest(shape);
     const size_t D = m->decode_B = !config->mix.causal ? 0 : B < 32 ? B : 32;
     const size_t quadratic = config->mix.model == QUADRATIC ? L : 0, linear = L - quadratic;
     const double std = 0.02, out_std = 0.02 / sqrt((double)L);
+    m->work_size = mix_work(P, H);
     const Tensor params[] = {
         {"wte", {V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},
-        {"wpe", {T, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wpe)},
+        {"wpe", {P, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wpe)},
         {"right_w", {L, H, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, right_w)},
         {"right_b", {L, H}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, right_b)},
         {"left_w", {L, H, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, left_w)},
@@ -838,13 +837,13 @@ static void model_plan(Model *m, const Config *config)
         ACTIVATION("dx", Dacts, dx, B, T, C), ACTIVATION("dr", Dacts, dr, B, T, C),
         ACTIVATION("da", Dacts, da, B, T, H), ACTIVATION("db", Dacts, db, B, T, H),
         ACTIVATION("do", Dacts, d_o, B, T, H), ACTIVATION("dlogits", Dacts, dlogits, B, T, V),
-        ACTIVATION("work", Dacts, work, threads_count(), work),
+        ACTIVATION("work", Dacts, work, threads_count(), m->work_size),
     };
     const Tensor state[] = {
         ACTIVATION("max", State, max, D ? linear : 0, D, H),
         ACTIVATION("sum", State, sum, D ? linear : 0, D, H),
-        ACTIVATION("memory", State, memory, D ? quadratic : 0, D, T, H),
-        ACTIVATION("var", State, var, D ? quadratic : 0, D, T),
+        ACTIVATION("memory", State, memory, D ? quadratic : 0, D, P, H),
+        ACTIVATION("var", State, var, D ? quadratic : 0, D, P),
     };
     weights_plan(&m->weights, ROWS(params));
     arena_plan(&m->acts_arena, "activations", ROWS(acts));
@@ -924,7 +923,7 @@ static void model_backward(Model *m)
 // t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
-    const size_t C = m->C, H = m->H, T = m->T;
+    const size_t C = m->C, H = m->H, T = m->positions;
     const Params p = m->params;
     const Dacts d = m->dacts;
     if (t >= T)
@@ -984,11 +983,12 @@ static void model_zero_grad(Model *m)
     arena_fill(&m->weights.grads, 0);
 }
 
-// load_batch: inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL.
+// load_batch: inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL, of its own B and T.
 static void load_batch(Model *m, uint64_t stream, long number)
 {
     const Config *c = &m->config;
     task_batch(m->task, &c->task_options, c->training.seed, stream, number, &m->batch);
+    m->B = m->batch.B, m->T = m->batch.T;
 }
 
 // forward_backward: gradients of update `step`, from its batches; dies when a loss is not finite.
@@ -1026,11 +1026,12 @@ static void train_step(Model *m, long step, LogRow *row)
 static LogRow evaluate(Model *m, long step)
 {
     Evaluation sum = {0};
-    for (long i = 0; i < task_eval_batches(m->task, &m->config.task_options, m->B); i++) {
+    const TaskOptions *options = &m->config.task_options;
+    for (long i = 0, n = task_eval_batches(m->task, options, m->batch.rows); i < n; i++) {
         load_batch(m, STREAM_EVAL, i);
         model_forward(m);
         training_stop_if_bad("loss on fresh sequences", m->loss, step, &m->weights, &m->acts_arena);
-        evaluation_add(&sum, m->task, &m->config.task_options, &m->batch, m->loss);
+        evaluation_add(&sum, m->task, options, &m->batch, m->loss);
     }
     return evaluation_row(&sum, step);
 }
@@ -1093,16 +1094,15 @@ static void train(Model *m, const Options *options)
         log_step(&log, &row, t->steps, (step + 1) % t->print_every == 0);
     }
     const TaskOptions *o = &m->config.task_options;
-    TaskShape shape = m->task->shape(o);
-    double greedy_acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
-    if (greedy_acc >= 0)
+    TaskShape s = m->task->shape(o);
+    double own = m->decode_B && s.prompt < m->T ? greedy(m) : -1;
+    if (own >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
     if (o->sample) {
         decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
         task_show_sample(m->task, o);
     }
-    training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
-                    log_ms_per_step(&log));
+    training_result(&log, task, model, s.size_name, s.size, &val, own, log_ms_per_step(&log));
     log_close(&log);
 }
 

@@ -39,9 +39,8 @@
 // Differences from the papers: no dropout; the positions of gpt2 start as N(0,0.02), theirs as
 // N(0,0.01); warm-up starts at lr/warmup rather than 0; fp32 throughout.
 
-#include "data/tasks.h"
+#include "data/tasks.h" // and with it check, log, options, rng, tensors, threads, training
 #include "util/published.h"
-#include "util/training.h" // and with it check, log, options, rng, safetensors, tensors, threads
 #include <tgmath.h>
 #ifdef REAL_IS_DOUBLE // the tests build this file a second time in double precision
 #define float double
@@ -797,7 +796,7 @@ typedef struct {
 typedef struct {
     Config config;
     const Task *task;
-    size_t B, T, V, C, NH, L, decode_B;
+    size_t B, T, V, C, NH, L, decode_B, positions;
     Weights weights;
     Params params, grads;
     Acts acts;
@@ -823,13 +822,13 @@ static const char *model_name(const Config *c)
 // learned in gpt2's norms, the biases of its attention, and the head, which is tied to wte.
 static void params_plan(Model *m)
 {
-    const size_t L = m->L, C = m->C, T = m->T, V = m->V, gpt2 = m->config.model == GPT2;
+    const size_t L = m->L, C = m->C, V = m->V, gpt2 = m->config.model == GPT2;
     const size_t L_gpt2 = gpt2 ? L : 0, C_gpt2 = gpt2 ? C : 0, V_head = gpt2 ? 0 : V;
     const double std = 0.02, out_std = 0.02 / sqrt(2 * (double)L), embed_std = gpt2 ? 0.02 : 1;
     const int decay = gpt2 ? DECAY : NO_DECAY; // the tied embedding is a matrix like others
     const Tensor params[] = {
         {"wte", {V, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wte)},
-        {"wpe", {T, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wpe)},
+        {"wpe", {m->positions, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wpe)},
         {"ln1_w", {L_gpt2, C}, INIT_ONE, NO_DECAY, 1, offsetof(Params, ln1_w)},
         {"ln1_b", {L_gpt2, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, ln1_b)},
         {"qkv_w", {L, 3 * C, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, qkv_w)},
@@ -858,8 +857,8 @@ static void model_plan(Model *m, const Config *config)
     const TaskShape shape = m->task->shape(&config->task_options);
     const size_t B = m->B = (size_t)config->training.batch_size, L = m->L = (size_t)config->layers;
     const size_t T = m->T = shape.T, V = m->V = shape.V, C = m->C = (size_t)config->channels;
-    const size_t NH = m->NH = (size_t)config->heads, HS = C / NH;
-    const size_t D = m->decode_B = !config->causal ? 0 : B < 32 ? B : 32;
+    const size_t NH = m->NH = (size_t)config->heads, P = m->positions = task_longest(shape);
+    const size_t D = m->decode_B = !config->causal ? 0 : B < 32 ? B : 32, HS = C / NH;
     const size_t linear = config->model == LINEAR ? L : 0, softmax = L - linear;
     const Tensor acts[] = { // x[0] is the embedding; mid: between attention and MLP; y = norm(x[L])
         ACTIVATION("x", Acts, x, L + 1, B, T, C), ACTIVATION("r1", Acts, r1, L, B, T, C),
@@ -878,7 +877,7 @@ static void model_plan(Model *m, const Config *config)
         ACTIVATION("work", Dacts, work, linear ? threads_count() : 0, linear_attention_work(HS)),
     };
     const Tensor state[] = {
-        ACTIVATION("cache", State, cache, D ? softmax : 0, D, T, 2 * C),
+        ACTIVATION("cache", State, cache, D ? softmax : 0, D, P, 2 * C),
         ACTIVATION("state", State, state, D ? linear : 0, D, NH, state_size(HS)),
     };
     params_plan(m);
@@ -994,7 +993,7 @@ static void model_backward(Model *m)
 // t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
-    const size_t C = m->C, NH = m->NH, T = m->T, state = NH * state_size(C / NH);
+    const size_t C = m->C, NH = m->NH, T = m->positions, state = NH * state_size(C / NH);
     const int gpt2 = m->config.model == GPT2;
     const Params all = m->params;
     const Dacts d = m->dacts;
@@ -1076,11 +1075,12 @@ static void model_zero_grad(Model *m)
     arena_fill(&m->weights.grads, 0);
 }
 
-// load_batch: inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL.
+// load_batch: inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL, of its own B and T.
 static void load_batch(Model *m, uint64_t stream, long number)
 {
     const Config *c = &m->config;
     task_batch(m->task, &c->task_options, c->training.seed, stream, number, &m->batch);
+    m->B = m->batch.B, m->T = m->batch.T;
 }
 
 // forward_backward: gradients of update `step`, from its batches; dies when a loss is not finite.
@@ -1118,11 +1118,12 @@ static void train_step(Model *m, long step, LogRow *row)
 static LogRow evaluate(Model *m, long step)
 {
     Evaluation sum = {0};
-    for (long i = 0; i < task_eval_batches(m->task, &m->config.task_options, m->B); i++) {
+    const TaskOptions *options = &m->config.task_options;
+    for (long i = 0, n = task_eval_batches(m->task, options, m->batch.rows); i < n; i++) {
         load_batch(m, STREAM_EVAL, i);
         model_forward(m);
         training_stop_if_bad("loss on fresh sequences", m->loss, step, &m->weights, &m->acts_arena);
-        evaluation_add(&sum, m->task, &m->config.task_options, &m->batch, m->loss);
+        evaluation_add(&sum, m->task, options, &m->batch, m->loss);
     }
     return evaluation_row(&sum, step);
 }
@@ -1185,16 +1186,15 @@ static void train(Model *m, const Options *options)
         log_step(&log, &row, t->steps, (step + 1) % t->print_every == 0);
     }
     const TaskOptions *o = &m->config.task_options;
-    TaskShape shape = m->task->shape(o);
-    double greedy_acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
-    if (greedy_acc >= 0)
+    TaskShape s = m->task->shape(o);
+    double own = m->decode_B && s.prompt < m->T ? greedy(m) : -1;
+    if (own >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
     if (o->sample) {
         decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
         task_show_sample(m->task, o);
     }
-    training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
-                    log_ms_per_step(&log));
+    training_result(&log, task, model, s.size_name, s.size, &val, own, log_ms_per_step(&log));
     log_close(&log);
 }
 

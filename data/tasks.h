@@ -1,6 +1,5 @@
-// tasks.h: what a model is fed: synthetic tasks, made on the fly, and text (text.h). A task is one
-// row of the table TASKS and three functions: its shape (how long, how many symbols), one sequence
-// of it, and the score of one prediction.
+// tasks.h: what a model is fed: synthetic tasks, made on the fly (copying; tasks_state.h), and text
+// (text.h); batches of them and evaluations. What a task is: task.h.
 //
 // Every sequence is a pure function of (seed, stream number), and of the files of text: a resumed
 // run sees the sequences it would have seen, and the evaluation set is disjoint from all that are
@@ -10,39 +9,7 @@
 
 #include "../util/training.h"
 #include "sampler.h"
-#include "text.h"
-
-enum { IGNORE = -1 };
-
-// What the tasks can be told; each task reads the fields it knows.
-typedef struct {
-    int string_size;  // copying: letters in a string
-    int eval_batches; // 0: one, or all that is held out
-    Text text;
-    int sample, top_k; // tokens to say at the end
-    double temperature;
-    const char *prompt;
-    int *read, *said; // (read_n), made by task_open: the prompt and room; what the model says to it
-    size_t prompt_n, read_n;
-} TaskOptions;
-
-typedef struct {
-    size_t T;      // tokens in a sequence
-    size_t V;      // symbols
-    size_t prompt; // leading tokens given when decoding; the model's own output follows, T: none
-    int causal;    // 1: the targets stand in the inputs, so a bidirectional model would read them
-    const char *size_name; // what RESULT calls the size of the task, and the size
-    int size;
-} TaskShape;
-
-typedef struct {
-    const char *name, *help;
-    const char *symbols; // one printable character a token; NULL: the tokens are text's
-    TaskShape (*shape)(const TaskOptions *options);
-    void (*fill)(const TaskOptions *options, uint64_t seed, uint64_t stream, int *inputs,
-                 int *targets);
-    double (*score)(const int *targets, const int *predictions, size_t T);
-} Task;
+#include "tasks_state.h"
 
 // ---- copying [CausalRN paper, section 4]: repeat a random string after a separator
 
@@ -55,9 +22,9 @@ enum { COPY_BOS, COPY_SEP, COPY_EOS, COPY_LETTER, COPY_LETTERS = 26, COPY_VOCAB 
 // copying_shape: T = 2 (S + 1), V = 29; the prompt is BOS, the string and SEP.
 static inline TaskShape copying_shape(const TaskOptions *options)
 {
-    size_t S = (size_t)options->string_size;
-    TaskShape shape = {2 * (S + 1), COPY_VOCAB, S + 2, COPYING_CAUSAL, "string_size",
-                       options->string_size};
+    size_t S = (size_t)options->string_size, T = 2 * (S + 1);
+    TaskShape shape = {T, COPY_VOCAB, S + 2, COPYING_CAUSAL, "string_size", options->string_size,
+                       T};
     return shape;
 }
 
@@ -102,7 +69,7 @@ static inline double copying_score(const int *targets, const int *predictions, s
 static inline TaskShape text_shape(const TaskOptions *options)
 {
     const size_t T = (size_t)options->text.context;
-    TaskShape shape = {T, text_V(options->text.vocab), T, 1, "context", options->text.context};
+    TaskShape shape = {T, text_V(options->text.vocab), T, 1, "context", options->text.context, T};
     return shape;
 }
 
@@ -118,23 +85,13 @@ static inline void text_sequence(const TaskOptions *options, uint64_t seed, uint
     }
 }
 
-// text_score: the fraction of the tokens that is right.
-static inline double text_score(const int *targets, const int *predictions, size_t T)
-{
-    size_t right = 0, count = 0;
-    for (size_t t = 0; t < T; t++) {
-        count += targets[t] != IGNORE;
-        right += targets[t] != IGNORE && targets[t] == predictions[t];
-    }
-    return count ? (double)right / (double)count : 0;
-}
-
 // ---- the table
 
 static const Task TASKS[] = {
     {"copying", "repeat a random string of letters", "^|$abcdefghijklmnopqrstuvwxyz", copying_shape,
-     copying_fill, copying_score},
-    {"text", "say the next token of a file", NULL, text_shape, text_sequence, text_score},
+     copying_fill, copying_score, -1},
+    {"text", "say the next token of a file", NULL, text_shape, text_sequence, fraction_right, -1},
+    STATE_TASKS,
 };
 
 // task_options: add the options of tasks to the command line. The words of --task are the names of
@@ -142,7 +99,8 @@ static const Task TASKS[] = {
 static inline void task_options(Options *options, int *task, TaskOptions *o)
 {
     const Option rows[] = {
-        {"task", OPT_CHOICE, task, "copying", 0, 0, "copying|text", DEFINES_DATA, "what to learn"},
+        {"task", OPT_CHOICE, task, "copying", 0, 0, "copying|text|" STATE_WORDS, DEFINES_DATA,
+         "what to learn"},
         {"string-size", OPT_INT, &o->string_size, "16", 1, 1 << 20, "letters", DEFINES_DATA,
          "copying: letters in a string; T = 2 (letters + 1)"},
     };
@@ -158,6 +116,7 @@ static inline void task_options(Options *options, int *task, TaskOptions *o)
          "draw from the k most likely, 0 = from all"},
     };
     options_add(options, rows, sizeof rows / sizeof *rows);
+    state_options(options, o);
     text_options(options, &o->text);
     options_add(options, at_the_end, sizeof at_the_end / sizeof *at_the_end);
 }
@@ -177,6 +136,24 @@ static inline size_t task_encode(const Task *task, const TaskOptions *o, int *to
     return n ? n : 1;
 }
 
+// task_eval_rows: sequences in a batch of the evaluation, where B are trained on together: as many
+// as fit its memory, at most B. Dies if that is none.
+static inline size_t task_eval_rows(TaskShape shape, size_t B)
+{
+    const size_t rows = B * shape.T / shape.eval_T;
+    if (!rows)
+        die(EXIT_USAGE, "--batch-size %zu: an evaluation reads sequences of %zu tokens, a batch "
+            "has %zu\nhint: --batch-size %zu, or a shorter --eval-max-length", B, shape.eval_T,
+            B * shape.T, (shape.eval_T + shape.T - 1) / shape.T);
+    return rows < B ? rows : B;
+}
+
+// task_longest: the longest sequence a model reads, of training or of evaluation.
+static inline size_t task_longest(TaskShape shape)
+{
+    return shape.T > shape.eval_T ? shape.T : shape.eval_T;
+}
+
 // task_open: after the command line is parsed and before the model is planned: open files, encode
 // the prompt, die over what does not fit. A model with `learned_positions` speaks within T.
 static inline void task_open(const Task *task, TaskOptions *o, const Training *t, Options *options,
@@ -186,6 +163,9 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
     if (task->symbols && (o->text.path || o->text.val_path || o->text.table_path))
         die(EXIT_USAGE, "--text, --val and --tokenizer are for --task text, this is --task %s\n"
             "hint: give --task text", task->name);
+    if (task->chance >= 0)
+        state_check(o, task->chance > 0 ? STATE_ANSWER : STATE_WORD, task->name);
+    task_eval_rows(task->shape(o), (size_t)t->batch_size);
     if (o->prompt && !o->sample)
         die(EXIT_USAGE, "--prompt needs --sample N, the number of tokens to say after it");
     if (!task->symbols) {
@@ -194,7 +174,7 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
     }
     if (!o->sample)
         return;
-    const size_t T = task->shape(o).T, room = strlen(prompt) + (size_t)o->sample;
+    const size_t T = task_longest(task->shape(o)), room = strlen(prompt) + (size_t)o->sample;
     o->read = (int *)alloc_zero(room, sizeof(int), "sample");
     o->said = (int *)alloc_zero(room, sizeof(int), "sample");
     o->prompt_n = task_encode(task, o, o->read);
@@ -205,16 +185,17 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
             o->sample, o->prompt_n, o->read_n, T, T + 1 > o->prompt_n ? T + 1 - o->prompt_n : 0);
 }
 
-// One batch: what the model reads, what it should say and what it says.
+// One batch: what the model reads, what it should say and what it says. B and T are those of the
+// sequences in it; rows is the B it was made for.
 typedef struct {
-    size_t B, T;
+    size_t B, T, rows;
     int *inputs, *targets, *predictions; // (B,T)
 } Batch;
 
 // batch_alloc: room for B sequences of T tokens.
 static inline void batch_alloc(Batch *batch, size_t B, size_t T)
 {
-    batch->B = B;
+    batch->B = batch->rows = B;
     batch->T = T;
     batch->inputs = (int *)alloc_zero(size_mul(B, T, "batch"), sizeof(int), "batch");
     batch->targets = (int *)alloc_zero(B * T, sizeof(int), "batch");
@@ -261,11 +242,18 @@ static inline double batch_targets(const Batch *batch)
 }
 
 // task_batch: fill inputs and targets with sequences number * B to number * B + B - 1 of the family
-// `stream` (STREAM_TRAIN or STREAM_EVAL) under `seed`. The result does not depend on the threads.
+// `stream` (STREAM_TRAIN or STREAM_EVAL) under `seed`; B and T change with the family where it has
+// a length of its own. The result does not depend on the threads.
 static inline void task_batch(const Task *task, const TaskOptions *options, uint64_t seed,
                               uint64_t stream, long number, Batch *batch)
 {
-    size_t B = batch->B, T = batch->T;
+    const TaskShape shape = task->shape(options);
+    if (shape.eval_T != shape.T) {
+        const int evaluate = stream >= STREAM_EVAL;
+        batch->B = evaluate ? task_eval_rows(shape, batch->rows) : batch->rows;
+        batch->T = evaluate ? shape.eval_T : shape.T;
+    }
+    const size_t B = batch->B, T = batch->T;
     if (!task->symbols && !options->text.train.n && !options->text.val.n)
         die(EXIT_FAIL, "--task text: a batch is asked for before task_open");
 #pragma omp parallel for
@@ -292,6 +280,8 @@ static inline void task_print(const Task *task, const TaskOptions *options, cons
     for (size_t i = 0; i < n; i++)
         if (!task->symbols)
             text_print(&options->text, tokens[i]);
+        else if (!*task->symbols)
+            printf("%d ", tokens[i]);
         else
             putchar(tokens[i] >= 0 && (size_t)tokens[i] < strlen(task->symbols) ?
                     task->symbols[tokens[i]] : '?');
@@ -326,21 +316,50 @@ static inline void task_show_sample(const Task *task, const TaskOptions *o)
 
 // ---- evaluation
 
-// Sums over the batches of an evaluation.
+// Sums over the batches of an evaluation. Of tasks with a chance also: how often each token is the
+// target; at each position, in how many sequences there is a target and in how many all targets so
+// far are predicted: with one target that is the accuracy by length.
+enum { EVALUATION_V = 256 };
 typedef struct {
-    double nats, score, targets, sequences, characters;
+    double nats, score, targets, sequences, characters, chance;
+    double often[EVALUATION_V];
+    const char *curve;
+    size_t T, *asked, *right; // (T)
 } Evaluation;
 
-// task_eval_batches: how many batches of B sequences an evaluation takes: one or --eval-batches;
-// of text no more than hold what is held out.
+// task_eval_batches: how many batches an evaluation takes, where B sequences are trained on
+// together: --eval-batches, or as many as hold B sequences; of text no more than hold what is held
+// out.
 static inline long task_eval_batches(const Task *task, const TaskOptions *options, size_t B)
 {
     const long asked = options->eval_batches;
+    const size_t rows = task_eval_rows(task->shape(options), B);
     if (task->symbols)
-        return asked ? asked : 1;
+        return asked ? asked : (long)((B + rows - 1) / rows);
     const size_t W = text_windows(&options->text.val, (size_t)options->text.context);
     const long all = (long)((W + B - 1) / B);
     return asked && asked < all ? asked : all;
+}
+
+// evaluation_count: the targets of a batch, for the best constant answer and the curve.
+static inline void evaluation_count(Evaluation *e, const Batch *batch)
+{
+    const size_t T = batch->T;
+    if (!e->T) {
+        e->T = T;
+        e->asked = (size_t *)alloc_zero(T, sizeof(size_t), "curve");
+        e->right = (size_t *)alloc_zero(T, sizeof(size_t), "curve");
+    }
+    for (size_t b = 0; b < batch->B; b++)
+        for (size_t t = 0, all = 1; t < T; t++) {
+            const int target = batch->targets[b * T + t];
+            if (target == IGNORE)
+                continue;
+            all = all && batch->predictions[b * T + t] == target;
+            e->often[target]++;
+            e->asked[t]++;
+            e->right[t] += all;
+        }
 }
 
 // evaluation_add: add a batch whose mean loss over its targets is `loss`.
@@ -358,17 +377,45 @@ static inline void evaluation_add(Evaluation *e, const Task *task, const TaskOpt
     e->score += rows ? task_score(task, batch, rows) * (double)rows : 0;
     e->targets += (double)targets;
     e->sequences += (double)rows;
+    e->chance = task->chance;
+    e->curve = options->curve;
+    if (task->chance >= 0)
+        evaluation_count(e, batch);
     if (!task->symbols)
         e->characters += (double)text_characters(&options->text, batch->targets,
                                                  batch->B * batch->T);
 }
 
-// evaluation_row: what is logged of an evaluation after `step` updates; NaN if there was no data.
-static inline LogRow evaluation_row(const Evaluation *e, long step)
+// evaluation_curve: write the accuracy by length, lengths without a sequence left out.
+static inline void evaluation_curve(const Evaluation *e)
 {
-    LogRow row = {step, "val", e->nats / e->targets, e->score / e->sequences, 0, 0, 0, 0, 0};
+    FILE *f = fopen(e->curve, "wb");
+    int bad = !f || fprintf(f, "length,sequences,accuracy\n") < 0;
+    for (size_t t = 0; t < e->T && !bad; t++)
+        if (e->asked[t])
+            bad = fprintf(f, "%zu,%zu,%.9g\n", t + 1, e->asked[t],
+                          (double)e->right[t] / (double)e->asked[t]) < 0;
+    if ((f && fclose(f)) || bad)
+        die(EXIT_DATA, "--curve %s: cannot write: %s", e->curve, strerror(errno));
+}
+
+// evaluation_row: what is logged of an evaluation after `step` updates, NaN if there was no data;
+// writes the curve. The sums are used up.
+static inline LogRow evaluation_row(Evaluation *e, long step)
+{
+    LogRow row = {step, "val", e->nats / e->targets, e->score / e->sequences, 0, 0, 0, 0, 0, 0, 0};
     if (e->characters > 0)
         row.bits = e->nats / log(2.0) / e->characters;
+    if (!e->T)
+        return row;
+    row.scaled = (row.acc - e->chance) / (1 - e->chance);
+    for (int v = 0; v < EVALUATION_V; v++)
+        row.constant = fmax(row.constant, e->often[v] / e->targets);
+    if (e->curve)
+        evaluation_curve(e);
+    free(e->asked);
+    free(e->right);
+    memset(e, 0, sizeof *e);
     return row;
 }
 

@@ -10,7 +10,8 @@ static size_t any_vocabulary = 29;
 // any_shape: T = string_size, V = any_vocabulary; nothing is visible, so BiRN may have it.
 static TaskShape any_shape(const TaskOptions *options)
 {
-    TaskShape shape = {(size_t)options->string_size, any_vocabulary, 1, 0, "T", 0};
+    const size_t T = (size_t)options->string_size;
+    TaskShape shape = {T, any_vocabulary, 1, 0, "T", 0, T};
     return shape;
 }
 
@@ -28,10 +29,12 @@ static void any_fill(const TaskOptions *options, uint64_t seed, uint64_t stream,
 }
 
 static const Task TEST_TASKS[] = {
-    {"copying", "", "^|$abcdefghijklmnopqrstuvwxyz", copying_shape, copying_fill, copying_score},
-    {"any", "", "", any_shape, any_fill, copying_score},
+    {"copying", "", "^|$abcdefghijklmnopqrstuvwxyz", copying_shape, copying_fill, copying_score,
+     -1},
+    {"any", "", "", any_shape, any_fill, copying_score, -1},
+    STATE_TASKS,
 };
-enum { COPYING, ANY };
+enum { COPYING, ANY, PARITY, MODULAR, BRACKETS, S5, Z60 };
 #define TASKS TEST_TASKS
 
 #endif

@@ -48,6 +48,7 @@ typedef struct {
     const char *split;                                 // "train", "val" or "val_bits"
     double loss, acc, lr, grad_norm, ms, tokens_per_s; // nats, 0..1, -, -, milliseconds, 1/s
     double bits;                                       // per character, of text; else 0
+    double scaled, constant; // accuracy, 0 for a guess; share of the most frequent target, else 0
 } LogRow;
 
 // seconds_now: a monotonic clock, in seconds.
@@ -296,7 +297,8 @@ static inline void log_progress(Log *log, const LogRow *r, long steps, double se
 static inline LogRow log_train_row(long step, double loss, double acc, double lr, double norm,
                                    double seconds, size_t tokens)
 {
-    LogRow row = {step, "train", loss, acc, lr, norm, 1e3 * seconds, (double)tokens / seconds, 0};
+    LogRow row = {step, "train", loss, acc, lr, norm, 1e3 * seconds, (double)tokens / seconds,
+                  0, 0, 0};
     return row;
 }
 
@@ -330,6 +332,10 @@ static inline void log_eval(Log *log, const LogRow *val)
     if (val->bits > 0)
         log_line(log, "step %ld: held out: loss %.4f, %.4f bits per character, accuracy %.2f%%\n",
                  val->step, val->loss, val->bits, 100 * val->acc);
+    else if (val->constant > 0)
+        log_line(log, "step %ld: on fresh sequences loss %.4f, accuracy %.2f%%, scaled %.4f; the "
+                 "most frequent target: %.2f%%\n", val->step, val->loss, 100 * val->acc,
+                 val->scaled, 100 * val->constant);
     else
         log_line(log, "step %ld: on fresh sequences loss %.4f, accuracy %.2f%%\n", val->step,
                  val->loss, 100 * val->acc);

@@ -473,6 +473,8 @@ static inline void training_result(Log *log, const char *task, const char *model
         printf("greedy_accuracy=%.4f ", greedy);
     if (val->bits > 0)
         printf("bits_per_char=%.4f ", val->bits);
+    if (val->constant > 0)
+        printf("scaled=%.4f constant=%.4f ", val->scaled, val->constant);
     printf("loss=%.6f ms_per_step=%.3f seconds=%.1f\n", val->loss, ms_per_step,
            seconds_now() - log->started);
 }

@@ -472,8 +472,7 @@ static inline float exp_ps(float x)
 #ifdef REAL_IS_DOUBLE
     return exp(x);
 #else
-    const float lowest = -88, highest = 89, log2_e = 1.44269504088896341;
-    const float rounder = 12582912; // 1.5 * 2^23
+    const float lowest = -88, highest = 89, log2_e = 1.44269504088896341, rounder = 3 << 22;
     const float ln2_high = 0.693359375, ln2_low = -2.12194440054690583e-4;
     const float c2 = 0.5000000008982932, c3 = 0.1666657684599401, c4 = 0.04166652455270952;
     const float c5 = 0.008363202971578512, c6 = 0.0013928201930897837;
@@ -665,7 +664,7 @@ static void embed_forward(float *out, const int *tokens, const float *wte, const
 #pragma omp parallel for if (B * T * C > 65536)
     for (size_t i = 0; i < B * T; i++)
         for (size_t c = 0; c < C; c++)
-            out[i * C + c] = wte[(size_t)tokens[i] * C + c] + wpe[i % T * C + c];
+            out[i * C + c] = wte[(size_t)tokens[i] * C + c] + (wpe ? wpe[i % T * C + c] : 0);
 }
 
 // embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, not tokens,
@@ -679,7 +678,8 @@ static void embed_backward(float *dwte, float *dwpe, const float *dout, const in
         for (size_t i = 0; i < B * T; i++)
             for (size_t c = c0; c < C && c < c0 + STRIP; c++) {
                 dwte[(size_t)tokens[i] * C + c] += dout[i * C + c];
-                dwpe[i % T * C + c] += dout[i * C + c];
+                if (dwpe) // a model may have no positions
+                    dwpe[i % T * C + c] += dout[i * C + c];
             }
 }
 

@@ -267,6 +267,14 @@ static inline void options_apply_preset(const Options *options, const Preset *pr
     options_parse_words(options, count, words, preset->name);
 }
 
+// options_default: give an option of the table another default.
+static inline void options_default(Options *options, const char *name, const char *def)
+{
+    for (int i = 0; i < options->n; i++)
+        if (!strcmp(options->rows[i].name, name))
+            options->rows[i].def = def;
+}
+
 // options_reset: give every option that has a default its default.
 static inline void options_reset(const Options *options)
 {

@@ -14,14 +14,15 @@
 #include "rng.h"
 #include "safetensors.h"
 
-typedef enum { INIT_KIND_ZERO, INIT_KIND_ONE, INIT_KIND_NORMAL } InitKind;
+typedef enum { INIT_KIND_ZERO, INIT_KIND_ONE, INIT_KIND_NORMAL, INIT_KIND_UNIFORM } InitKind;
 typedef struct {
     InitKind kind;
-    double std;
+    double std; // of uniform numbers: their largest
 } Init;
 #define INIT_ZERO {INIT_KIND_ZERO, 0}
 #define INIT_ONE {INIT_KIND_ONE, 0}
 #define INIT_NORMAL(std) {INIT_KIND_NORMAL, (std)}
+#define INIT_UNIFORM(most) {INIT_KIND_UNIFORM, (most)}
 
 enum { NO_DECAY = 0, DECAY = 1, TENSOR_DIMS = 4, TENSORS_MAX = 64 };
 
@@ -217,7 +218,9 @@ static inline void arena_init(Arena *a, uint64_t seed)
             real_set(x, i, a->real_size,
                      init.kind == INIT_KIND_ZERO  ? 0
                      : init.kind == INIT_KIND_ONE ? 1
-                     : init.std * rand_normal(seed, STREAM_INIT + (uint64_t)k, i));
+                     : init.kind == INIT_KIND_UNIFORM
+                         ? init.std * (2 * rand_uniform(seed, STREAM_INIT + (uint64_t)k, i) - 1)
+                         : init.std * rand_normal(seed, STREAM_INIT + (uint64_t)k, i));
     }
 }
 

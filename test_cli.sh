@@ -25,7 +25,9 @@ limit=$(command -v timeout >/dev/null && echo "timeout -k 5 60")
 RANDOM=1 # the kills come at the same times in every run
 passed=0 failed=0
 
-# What depends on the model: its default --model, another one, its size beside --channels, presets.
+# What depends on the model: its default --model, another one (or the option that tells its kinds
+# apart), its size beside --channels, presets, the option that makes copying its task.
+kind=model first=
 case $arch in
 causalrn)
     model=quadratic other=linear size=hidden wrong="--hidden 9"
@@ -36,7 +38,12 @@ gpt2)
     presets="main copy-s16 copy-s32 copy-s64 copy-s128 copy-s256"
     presets="$presets shakespeare gpt2 gpt2-medium gpt2-large gpt2-xl"
     ;;
-*) echo "error: $arch: expected causalrn or gpt2; give ARCH"; exit 2 ;;
+deltanet)
+    model=signed other=nonneg kind=eigenvalues size=heads wrong="--channels 16"
+    first="--task copying"
+    presets="main parity modular brackets s5-swaps s5-triples s5 s5-tokens z60"
+    ;;
+*) echo "error: $arch: expected causalrn, gpt2 or deltanet; give ARCH"; exit 2 ;;
 esac
 
 # A model that takes no time, and one whose checkpoint is large enough to be cut.
@@ -78,8 +85,13 @@ has() {
 # same WHAT FILE FILE: the files are bit for bit the same.
 same() { if cmp -s "$2" "$3"; then good; else bad "$1" "$2 = $3" "$(cmp "$2" "$3" 2>&1)"; fi; }
 
-# run ARGS: the trainer; $code, and $tmp/out, $tmp/err with what it printed.
-run() { $limit "$train" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null; code=$?; }
+# run ARGS: the trainer, copying unless they name a task; $code, and $tmp/out, $tmp/err with what it
+# printed.
+run() {
+    [[ " $* " == *" --task"* ]] || set -- $first "$@"
+    $limit "$train" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
+    code=$?
+}
 
 # works ARGS: exit code 0, no complaint, a RESULT line (or that of a dump).
 works() {
@@ -186,17 +198,19 @@ test_every_option() {
     local tried="help resume init-from" alone_count=0 option own
     case $arch in # --init-from: test_published and test_gpt2.c
     causalrn) own=("model linear" "prenorm approx" "prenorm none" "postnorm no" "activation relu"
-        "activation elu" "activation gelu" "channels 7" "hidden 5") ;;
-    gpt2) own=("model gpt2" "model linear-transformer" "channels 6" "heads 4") ;;
+        "activation elu" "activation gelu" "channels 7" "hidden 5" "causal yes") ;;
+    gpt2) own=("model gpt2" "model linear-transformer" "channels 6" "heads 4" "causal yes") ;;
+    deltanet) own=("eigenvalues nonneg" "conv no" "qk-silu yes" "channels 8" "heads 2" "hidden 5") ;;
     esac
     works --batch-size 1 --string-size 2 --schedule constant --steps 1 --out every
-    for option in "${own[@]}" "task copying" "string-size 5" "causal yes" \
+    for option in "${own[@]}" "task copying" "string-size 5" \
         "layers 3" "batch-size 3" "accumulate 2" "steps 2" "lr 1e-4" "warmup 0" \
         "schedule cosine" "lr-min 1e-5" "grad-clip 0" "weight-decay 0.1" "beta1 0" "beta2 0.99" \
         "adam-eps 1e-6" "stop-at 0.5" "seed 0" "threads 2" "eval-every 1" "save-every 1" \
         "print-every 1" "out elsewhere" "force" "load every/checkpoint.safetensors" "dump d" \
         "preset main" "vocab ascii" "context 7" "held-out 0.2" "eval-batches 2" "sample 3" \
-        "temperature 0" "top-k 2"; do
+        "temperature 0" "top-k 2" "min-length 4" "max-length 9" "eval-min-length 5" \
+        "eval-max-length 9" "multiply no" "elements swaps" "tokens-per-element 2" "curve c"; do
         alone --${option%% *} $([[ $option == *" "* ]] && echo "${option#* }")
     done
     tried="$tried text val tokenizer prompt" # these need others: test_text
@@ -219,7 +233,7 @@ test_refused_options() {
         refused 2 "--hidden 1201.*1200" $(but --hidden 1201 --prenorm approx)
         works $(but --hidden 1200 --prenorm approx --steps 0)
     fi
-    refused 2 "--causal no.*targets" $small --causal no
+    [ $arch = deltanet ] || refused 2 "--causal no.*targets" $small --causal no
     refused 2 "--dump and --accumulate 2" $small --steps 0 --accumulate 2 --dump d
     refused 2 "--accumulate.*got 0" --accumulate 0
     refused 2 "--resume.*--force" $small --out x --resume --force
@@ -295,7 +309,7 @@ test_text() {
     is "--top-k 1" "$samples" "$(said)"
     works $small --steps 1 --sample 3 --prompt '^ab|' --out sampled
     has "a sample of copying" "^\^ab\|[a-z^|$]{3}$" "$tmp/out"
-    works $text --model $other --text fox --steps 2 --dump td --out linear
+    works $text --$kind $other --text fox --steps 2 --dump td --out linear
 }
 
 # Texts, tokenizers and samples that cannot be.
@@ -325,9 +339,15 @@ test_refused_texts() {
     refused 2 "--prompt: character 0 is no token" $small --sample 2 --prompt A
     refused 2 "--temperature.*-1" $text fox --sample 2 --temperature -1
     refused 2 "--top-k.*-1" $text fox --sample 2 --top-k -1
-    refused 2 "--sample 7: after a prompt of 1 tokens the model would read 7" $text fox --sample 7
-    refused 2 "--sample 60: after.*6 positions" $text fox --sample 60
-    refused 2 "--sample 1: after a prompt of 10 tokens" $text fox --sample 1 --prompt 0123456789
+    if [ $arch = deltanet ]; then # no learned positions
+        works $text fox --steps 1 --sample 60 --prompt 0123456789 --out every60
+    else
+        refused 2 "--sample 7: after a prompt of 1 tokens the model would read 7" $text fox \
+            --sample 7
+        refused 2 "--sample 60: after.*6 positions" $text fox --sample 60
+        refused 2 "--sample 1: after a prompt of 10 tokens" $text fox --sample 1 \
+            --prompt 0123456789
+    fi
     works $text fox --steps 1 --sample 6 --out every6 # every position, and a prompt of all but none
     works $text fox --steps 1 --sample 1 --prompt 012345 --out every1
     if [ "$(id -u)" = 0 ]; then
@@ -336,6 +356,34 @@ test_refused_texts() {
         chmod 0 latin
         refused 3 "latin: cannot read: Permission denied" $text latin
     fi
+}
+
+# ---- state tracking
+
+# Every task is trained at its lengths and evaluated beyond them; what is asked of it is in its
+# checkpoint, the lengths of evaluations are not.
+test_state_tasks() {
+    local task shape="--layers 1 --channels 8 --$size 8 --batch-size 5 --max-length 7 --steps 3"
+    local eval="--eval-min-length 8 --eval-max-length 20 --curve curve"
+    for task in parity modular brackets s5 z60; do
+        works --task $task $shape $eval --out $task
+        has "$task" "^step 3: .*scaled -?[0-9.]+; the most frequent target: [0-9.]+%" "$tmp/out"
+        has "$task" "^RESULT task=$task .*max_length=7 .*scaled=.* constant=[0-9.]+ loss=" \
+            "$tmp/out"
+        is "$task, curve" "length,sequences,accuracy" "$(head -1 curve)"
+    done
+    works --task s5 $shape --elements swaps --eval-max-length 9 --out swaps
+    refused 3 "--elements swaps" --task s5 ${shape/steps 3/steps 4} --eval-max-length 9 \
+        --out swaps --resume
+    works --task s5 ${shape/steps 3/steps 4} --schedule constant --elements swaps \
+        --eval-max-length 11 --out longer
+    refused 2 "--batch-size 5: an evaluation reads sequences of 255" --task parity $shape \
+        --eval-max-length 256
+    refused 2 "--min-length: expected at least 3" --task parity $shape --min-length 2
+    refused 2 "--eval-min-length and --eval-max-length: expected a range, got 40 to 20" \
+        --task modular $shape --eval-min-length 40 --eval-max-length 20
+    refused 3 "absent/c.*No such file" --task z60 ${shape/steps 3/steps 0} --eval-max-length 9 \
+        --curve absent/c
 }
 
 # ---- evaluation and dumps
@@ -356,18 +404,24 @@ test_steps_0() {
 test_dump() {
     local shape="--layers 2 --channels 6 --batch-size 3 --string-size 4 --steps 0"
     local p expected name acts
-    [ $arch = causalrn ] && shape="--hidden 5 $shape" || shape="--heads 3 $shape"
+    [ $arch != gpt2 ] && shape="--hidden 5 $shape"
+    [ $arch != causalrn ] && shape="--heads 3 $shape"
     works $shape --dump d1
     works $shape --dump d2
     works $shape --dump d3 --seed 2
     works $shape --dump d4 --threads 2
-    works $shape --dump d5 --model $other
+    works $shape --dump d5 --$kind $other
     same "two dumps" d1 d2
     same "dumps of one and two threads" d1 d4
     expected=$(for p in params grads; do
         if [ $arch = causalrn ]; then
             echo "$p.wte F32 29,6,$p.wpe F32 10,6,$p.right_w F32 2,5,6,$p.right_b F32 2,5"
             echo "$p.left_w F32 2,5,6,$p.out_w F32 2,6,5,$p.out_b F32 2,6,$p.head_w F32 29,6"
+        elif [ $arch = deltanet ]; then
+            echo "$p.wte F32 29,6,$p.norm1_w F32 2,6,$p.qkv_w F32 2,18,6,$p.beta_w F32 2,3,6"
+            echo "$p.conv_w F32 2,18,4,$p.norm_o_w F32 2,2,$p.proj_w F32 2,6,6"
+            echo "$p.norm2_w F32 2,6,$p.gu_w F32 2,10,6,$p.down_w F32 2,6,5,$p.norm_w F32 6"
+            echo "$p.head_w F32 29,6"
         else
             echo "$p.wte F32 29,6,$p.wpe F32 10,6,$p.qkv_w F32 2,18,6,$p.proj_w F32 2,6,6"
             echo "$p.fc_w F32 2,24,6,$p.fc_b F32 2,24,$p.out_w F32 2,6,24,$p.out_b F32 2,6"
@@ -380,6 +434,7 @@ loss F32 1")
     case $arch in
     causalrn) acts=("x F32 3,3,10,6" "a F32 2,3,10,5" "b F32 2,3,10,5" "o F32 2,3,10,5") ;;
     gpt2) acts=("x F32 3,3,10,6" "qkv F32 2,3,10,18" "o F32 2,3,10,6" "mid F32 2,3,10,6") ;;
+    deltanet) acts=("x F32 3,3,10,6" "qkv F32 2,3,10,18" "beta F32 2,3,10,3" "o F32 2,3,10,6") ;;
     esac
     for name in "${acts[@]}" "logits F32 3,10,29"; do
         is "tensors of a dump" "acts.$name" "$(tensors d1 | grep "^acts.${name%% *} ")"
@@ -426,8 +481,8 @@ test_resume() {
     works $medium --steps 7 --accumulate 3 --out a7
     works $medium --steps 12 --accumulate 3 --out a7 --resume
     same_run "--accumulate, resumed at 7" a12 a7
-    works $wide --steps 12 --model $other --schedule cosine --lr-min 1e-5 --eval-every 4 --out l12
-    works $wide --steps 12 --model $other --schedule cosine --lr-min 1e-5 --eval-every 4 \
+    works $wide --steps 12 --$kind $other --schedule cosine --lr-min 1e-5 --eval-every 4 --out l12
+    works $wide --steps 12 --$kind $other --schedule cosine --lr-min 1e-5 --eval-every 4 \
         --save-every 4 --out l4
     same_run "--save-every changes nothing" l12 l4
 }
@@ -572,9 +627,13 @@ test_bad_files() {
     works $small --steps 0 --load ckpt/checkpoint.safetensors
     works $(but --batch-size 3 --lr 0.5 --seed 9) --steps 0 --load ckpt/checkpoint.safetensors
     refused 3 "${wrong% *} 8" $(but $wrong) --load ckpt/checkpoint.safetensors
-    refused 3 "--model $model" $small --model $other --load ckpt/checkpoint.safetensors
-    refused 3 "params.wpe.*\(8,8\).*\(6,8\)|--string-size" \
-        $(but --string-size 3) --load ckpt/checkpoint.safetensors
+    refused 3 "--$kind $model" $small --$kind $other --load ckpt/checkpoint.safetensors
+    if [ $arch = deltanet ]; then # no learned positions
+        works $(but --string-size 3) --steps 0 --load ckpt/checkpoint.safetensors
+    else
+        refused 3 "params.wpe.*\(8,8\).*\(6,8\)|--string-size" \
+            $(but --string-size 3) --load ckpt/checkpoint.safetensors
+    fi
     works $small --steps 1 --load ckpt/checkpoint.safetensors --out loaded
 }
 
@@ -725,6 +784,7 @@ test_every_option
 test_refused_options
 test_text
 test_refused_texts
+test_state_tasks
 test_steps_0
 test_dump
 test_resume
@@ -734,7 +794,7 @@ test_seeds
 test_memory
 if [ $arch = gpt2 ]; then
     test_published
-else
+elif [ $arch = causalrn ]; then
     test_resume_killed
     test_interrupt
     test_kills

@@ -23,15 +23,15 @@ count() {
 
 # recompute OPTIONS...: dump the model with these options on an odd shape, recompute it
 recompute() {
-    ./train_"$model" --steps 0 --dump "$dir/d" --batch-size 2 "$@" &&
+    ./train_"$model" --steps 0 --dump "$dir/d" "$@" &&
         python3 "dev/ref/$model.py" "$dir/d"
 }
 
 # try OPTIONS...: count a variant
 try() { count "$*" recompute "$@"; }
 
-# causalrn, gpt2: every variant
-odd="--string-size 5 --channels 12"
+# causalrn, gpt2, deltanet: every variant
+odd="--string-size 5 --channels 12 --batch-size 2"
 causalrn() {
     local postnorm prenorm activation
     for postnorm in yes no; do
@@ -54,7 +54,21 @@ gpt2() {
             try $odd --model $kind --heads $heads
         done
     done
-    try --model gpt2 --heads 3 --layers 5 --channels 60 --string-size 40
+    try --model gpt2 --heads 3 --layers 5 --channels 60 --string-size 40 --batch-size 2
+}
+
+deltanet() {
+    local range heads conv size="--task copying $odd --hidden 17"
+    for range in nonneg signed; do
+        for heads in 1 2 4 12; do
+            for conv in "--conv yes" "--conv no" "--conv no --qk-silu yes"; do
+                try $size --eigenvalues $range --heads $heads $conv
+            done
+        done
+    done
+    try --task copying --heads 3 --layers 5 --channels 60 --string-size 40 --batch-size 2
+    try --task modular --channels 12 --heads 3 --batch-size 7
+    try --task s5 --channels 12 --heads 3 --batch-size 16 --conv no
 }
 
 $model

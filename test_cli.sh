@@ -200,7 +200,8 @@ test_every_option() {
     causalrn) own=("model linear" "prenorm approx" "prenorm none" "postnorm no" "activation relu"
         "activation elu" "activation gelu" "channels 7" "hidden 5" "causal yes") ;;
     gpt2) own=("model gpt2" "model linear-transformer" "channels 6" "heads 4" "causal yes") ;;
-    deltanet) own=("eigenvalues nonneg" "conv no" "qk-silu yes" "channels 8" "heads 2" "hidden 5") ;;
+    deltanet) own=("eigenvalues nonneg" "conv no" "qk-silu yes" "channels 8" "heads 2"
+        "hidden 5") ;;
     esac
     works --batch-size 1 --string-size 2 --schedule constant --steps 1 --out every
     for option in "${own[@]}" "task copying" "string-size 5" \

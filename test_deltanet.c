@@ -278,7 +278,7 @@ static void test_delta_extremes(void)
         float *before = copy_of(l.final, 64 * sizeof(float));
         l.T = 4;
         layer_forward(&l);
-        CHECK(same_bits(before, l.final, 64) == part, "A07: a zero key leaves S, a zero q does not");
+        CHECK(same_bits(before, l.final, 64) == part, "A07: a zero key leaves S, q does not");
         CHECK(part || all_zero(l.out + 24, 8), "A07: a zero q reads nothing");
         l.T = 6;
         layer_run(&l);

@@ -17,7 +17,6 @@
 //   q, k, v = SiLU(conv(W_qkv r)),  conv causal, 4 positions, each channel for itself
 //   q, k    = q / sqrt(|q|^2 + 1e-6), the same for k;  b = W_b r, a number for each head
 //   x += W_proj norm_head(o);  x += W_down (SiLU(g) y),  g, y = W_gu norm(x)     r = norm(x)
-//
 // norm is RMSNorm, eps 1e-6; norm_head that of each head, of one weight (HS). No biases, positions
 // or dropout; the head has its own matrix. --conv no (the runs on S5): SiLU on v only.
 //
@@ -47,7 +46,7 @@ static inline float exp_ps(float x);
 // [mix] The delta rule: a matrix S for each head, one token at a time.
 
 #define ARCHITECTURE "deltanet"
-enum { NONNEG, SIGNED };
+enum { NONNEG, SIGNED }; // the largest beta is 1, 2
 
 // beta_forward: beta (n) = range sigmoid(b), b (n); range 1: eigenvalues 1 - beta in (0,1), range
 // 2: in (-1,1). Far out beta is 0 or range.
@@ -718,7 +717,7 @@ typedef struct {
     Config config;
     const Task *task;
     size_t B, T, V, C, NH, H, L, decode_B, silu_from; // the channel of q, k, v SiLU starts at
-    float range;                                      // the largest beta
+    float range; // the largest beta
     Weights weights;
     Params params, grads;
     Acts acts;
@@ -773,13 +772,12 @@ static void model_plan(Model *m, const Config *config)
 {
     memset(m, 0, sizeof *m);
     m->config = *config, m->task = &TASKS[config->task];
-    m->range = config->eigenvalues == SIGNED ? 2 : 1;
     const TaskShape shape = m->task->shape(&config->task_options);
     const size_t B = m->B = (size_t)config->training.batch_size, L = m->L = (size_t)config->layers;
     const size_t T = m->T = shape.T, V = m->V = shape.V, C = m->C = (size_t)config->channels;
     const size_t NH = m->NH = (size_t)config->heads, HS = C / NH, H = m->H = hidden_size(config);
     const size_t D = m->decode_B = B < 32 ? B : 32, L_conv = config->conv ? L : 0;
-    m->silu_from = config->conv || config->qk_silu ? 0 : 2 * C;
+    m->silu_from = config->conv || config->qk_silu ? 0 : 2 * C, m->range = 1 + config->eigenvalues;
     const Tensor acts[] = { // x[0] is the embedding; p: before the convolution; qkv: normalized
         ACTIVATION("x", Acts, x, L + 1, B, T, C), ACTIVATION("r1", Acts, r1, L, B, T, C),
         ACTIVATION("p", Acts, p, L, B, T, 3 * C), ACTIVATION("b", Acts, b, L, B, T, NH),
@@ -1184,8 +1182,8 @@ int main(int argc, char **argv)
     training_begin();
     config_options(&options, &config);
     options_parse(&options, PRESETS, argc, argv,
-                  "train_deltanet: DeltaNet on the CPU. Without options: the parity of strings of "
-                  "bits.", preset_cost);
+                  "train_deltanet: DeltaNet on the CPU. Without options: a small parity.",
+                  preset_cost);
     config_check(&config);
     training_check(&config.training);
     threads_set(config.training.threads);

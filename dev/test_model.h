@@ -7,8 +7,8 @@
 //   variant_config(i, B, T, &c)       tiny configuration of variant i < VARIANTS; 0: there is none
 //   main_config(i, B, T, C, L)        that of model i < MAINS, as people would train it
 //   config_text(&c)                   the name of a variant
-//   MAIN_WORDS, SMALL                 words of MAIN_OPTION (or else --model), and options of a model
-//                                     that takes no time
+//   MAIN_WORDS, SMALL                 words of MAIN_OPTION (or else --model), and options of a
+//                                     model that takes no time
 //   NO_POSITIONS                      where it may be decoded without end
 #ifndef SEQ_DEV_TEST_MODEL_H
 #define SEQ_DEV_TEST_MODEL_H

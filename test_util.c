@@ -557,9 +557,9 @@ static void test_log_fresh(void)
     Log log = log_in("run");
     char path[LOG_PATH];
     size_t n;
-    LogRow rows[] = {{0, "train", 3.3672958299864741, 0.25, 2e-5, 1 / 3.0, 12.5, 1e6, 0},
-                     {1000000, "val", 1e-12, 1, 0, 0, 0, 0, 0},
-                     {1000001, "train", 1, 0.99, 1e-3, 1, 1, 1, 0}};
+    LogRow rows[] = {{0, "train", 3.3672958299864741, 0.25, 2e-5, 1 / 3.0, 12.5, 1e6, 0, 0, 0},
+                     {1000000, "val", 1e-12, 1, 0, 0, 0, 0, 0, 0, 0},
+                     {1000001, "train", 1, 0.99, 1e-3, 1, 1, 1, 0, 0, 0}};
     log_path(&log, "log.csv", path);
     put_file(path, "old\n", 4); // as --force finds it
     CHECK(start_log(&log, -1) == 1, "a log from step 0 starts empty");

@@ -1110,12 +1110,12 @@ static void train(Model *m, const Options *options)
 // [main] Options, presets, start.
 
 static const char *const SMALL_PARITY[][2] = {{"task", "parity"}, {"max-length", "20"},
-    {"eval-min-length", "21"}, {"eval-max-length", "80"}, {"eval-batches", "32"}};
-#define SIZE "--heads 4 --channels 128 --max-length 0 --eval-min-length 0 --eval-max-length 0 "
-#define ANSWERS SIZE "--batch-size 256 --lr 1e-3 --lr-min 1e-6 --eval-batches 211 "
+    {"eval-min-length", "21"}, {"eval-max-length", "80"}, {"eval-batches", "32"}, {"lr", "4e-3"}};
+#define PAPER "--channels 128 --hidden 0 --max-length 0 --eval-min-length 0 --eval-max-length 0 "
+#define ANSWERS PAPER "--batch-size 256 --lr 1e-3 --lr-min 1e-6 --eval-batches 211 "
 #define PARITY_RUN ANSWERS "--task parity --layers 2 --steps 20000 --warmup 2000 --grad-clip 0"
 #define MODULAR_RUN ANSWERS "--layers 3 --steps 100000 --warmup 10000 --weight-decay 0.1 --task "
-#define WORDS SIZE "--conv no --batch-size 512 --steps 60000 --lr 1e-4 --schedule constant " \
+#define WORDS PAPER "--conv no --batch-size 512 --steps 60000 --lr 1e-4 --schedule constant " \
     "--warmup 0 --weight-decay 0.01 --eval-batches 30 --task "
 static const Preset PRESETS[] = {
     {"main", "--task copying --string-size 16 --lr 2e-3 --steps 600", "16 letters on two cores"},
@@ -1139,7 +1139,7 @@ static void config_options(Options *options, Config *c)
         {"layers", OPT_INT, &c->layers, "2", 1, 1024, "L", DEFINES_MODEL, "blocks"},
         {"heads", OPT_INT, &c->heads, "4", 1, 1 << 16, "NH", DEFINES_MODEL, "each its own state"},
         {"channels", OPT_INT, &c->channels, "64", 1, 1 << 16, "C", DEFINES_MODEL, "NH times HS"},
-        {"hidden", OPT_INT, &c->hidden, "0", 0, 1 << 20, "H", DEFINES_MODEL,
+        {"hidden", OPT_INT, &c->hidden, "64", 0, 1 << 20, "H", DEFINES_MODEL,
          "of the MLP, 0 = 8/3 C rounded up to a multiple of 256"},
         {"conv", OPT_CHOICE, &c->conv, "yes", 0, 0, "no|yes", DEFINES_MODEL,
          "short convolution of q, k and v"},

@@ -188,8 +188,9 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
 // One batch: what the model reads, what it should say and what it says. B and T are those of the
 // sequences in it; rows is the B it was made for.
 typedef struct {
-    size_t B, T, rows;
+    size_t B, T;
     int *inputs, *targets, *predictions; // (B,T)
+    size_t rows;
 } Batch;
 
 // batch_alloc: room for B sequences of T tokens.

@@ -57,10 +57,12 @@ gpt2() {
     try --model gpt2 --heads 3 --layers 5 --channels 60 --string-size 40 --batch-size 2
 }
 
+# Heads of one channel are left out: their norm makes every output 1 or -1, up to its eps, and the
+# gradient that is left is the rounding of 1 - 1 (fp32: 4e-4).
 deltanet() {
     local range heads conv size="--task copying $odd --hidden 17"
     for range in nonneg signed; do
-        for heads in 1 2 4 12; do
+        for heads in 1 2 4 6; do
             for conv in "--conv yes" "--conv no" "--conv no --qk-silu yes"; do
                 try $size --eigenvalues $range --heads $heads $conv
             done

@@ -7,7 +7,7 @@
 //
 //   e_t = v_t - S_{t-1} k_t                    what S gets wrong
 //   S_t = S_{t-1} + beta_t e_t k_t^T  =  S_{t-1} (I - beta_t k_t k_t^T) + beta_t v_t k_t^T
-//   o_t = S_t q_t / sqrt(HS)                                                [2406.06484 eq. 1]
+//   o_t = S_t q_t / sqrt(HS)
 //
 // With |k| = 1 the matrix I - beta k k^T has the eigenvalue 1 - beta once, 1 otherwise. With
 // --eigenvalues nonneg, beta = sigmoid(b), none is negative, and no such model finds the parity of
@@ -20,8 +20,8 @@
 // norm is RMSNorm, eps 1e-6; norm_head that of each head, of one weight (HS). No biases, positions
 // or dropout; the head has its own matrix. --conv no (the runs on S5): SiLU on v only.
 //
-// Letters: C channels (the papers' d), NH heads of HS = C / NH; HIDDEN of the MLP; B sequences of T
-// positions, N = B T; V symbols, L layers; u = beta e; D sequences are decoded at once.
+// Letters: C channels (the papers' d), NH heads of HS = C / NH; H channels in the MLP; B sequences
+// of T positions, N = B T; V symbols, L layers; u = beta e; D sequences are decoded at once.
 // Sections: [mix] the recurrence; [block] convolution, norms, SiLU; [layers] matrix product, ...;
 // [optimizer] AdamW; [model] tensors, forward, backward, decoding; [train] the loop; [main] start.
 //
@@ -30,7 +30,7 @@
 //   ./train_deltanet --eigenvalues nonneg   the same, which stays at chance there
 //
 // Differences from the papers: sequences are fresh at every step, where the runs on S5 had a fixed
-// set; warm-up starts at lr/warmup rather than 0; fp32 throughout; no dropout.
+// set, and 1000 of them are evaluated there; warm-up starts at lr/warmup, not 0; fp32 throughout.
 
 #include "data/tasks.h" // and with it check, log, options, rng, tensors, threads, training
 #include <tgmath.h>

@@ -1,5 +1,5 @@
 // tasks_state.h: tasks that ask for a state to be tracked: parity, arithmetic modulo 5 without and
-// with brackets, and products in the groups S5 and Z60.  [arXiv 2411.12537, sections 5.1, 5.2]
+// with brackets, and products in the groups S5 and Z60.  [arXiv 2411.12537]
 //
 // Answers. parity, modular and brackets have one target in a sequence: the model says the answer at
 // the last bit (parity) or at `=`. Sequences have lengths --min-length to --max-length, drawn

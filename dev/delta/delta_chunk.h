@@ -2,7 +2,7 @@
 // held against. One head of one sequence; test_deltanet.c holds it against the recurrence.
 //
 // S maps keys to values, (values, keys). In a chunk of n <= CS tokens with rows Q, K, V, diagonal
-// b = diag(beta), scale s = 1 / sqrt(HS):   [arXiv 2406.06484 section 3.2, the WY form]
+// b = diag(beta), scale s = 1 / sqrt(HS):   [arXiv 2406.06484, the WY form]
 //
 //   A  = strictly lower (b K K^T),  Tm = (I + A)^-1    by substitution, row by row
 //   W  = Tm b K,  U = Tm b V,  N = U - W S^T           row i of N is u_i of the recurrence

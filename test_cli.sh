@@ -371,7 +371,7 @@ test_state_tasks() {
         has "$task" "^step 3: .*scaled -?[0-9.]+; the most frequent target: [0-9.]+%" "$tmp/out"
         has "$task" "^RESULT task=$task .*max_length=7 .*scaled=.* constant=[0-9.]+ loss=" \
             "$tmp/out"
-        is "$task, curve" "length,sequences,accuracy" "$(head -1 curve)"
+        is "$task, curve" "tokens,sequences,accuracy" "$(head -1 curve)"
     done
     works --task s5 $shape --elements swaps --eval-max-length 9 --out swaps
     refused 3 "--elements swaps" --task s5 ${shape/steps 3/steps 4} --eval-max-length 9 \

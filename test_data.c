@@ -502,7 +502,7 @@ static void test_state_scores(void)
           "words: accuracy %g, scaled %g, constant %g", row.acc, row.scaled, row.constant);
     size_t n;
     char *curve = (char *)get_file(path, &n);
-    CHECK(!strcmp(curve, "length,sequences,accuracy\n1,2,1\n2,2,0.5\n3,2,0.5\n"), "curve\n%s",
+    CHECK(!strcmp(curve, "tokens,sequences,accuracy\n1,2,1\n2,2,0.5\n3,2,0.5\n"), "curve\n%s",
           curve);
     free(curve);
     memcpy(batch.targets, (int[]){-1, 2, -1, 1, -1, -1}, 6 * sizeof(int));
@@ -513,7 +513,7 @@ static void test_state_scores(void)
     CHECK(row.acc == 0.5 && row.scaled == 0 && row.constant == 0.5 && row.loss == 1.5,
           "parity: accuracy %g, scaled %g, constant %g", row.acc, row.scaled, row.constant);
     curve = (char *)get_file(path, &n);
-    snprintf(text, sizeof text, "length,sequences,accuracy\n1,2,0\n2,2,1\n");
+    snprintf(text, sizeof text, "tokens,sequences,accuracy\n1,2,0\n2,2,1\n");
     CHECK(!strcmp(curve, text), "curve\n%s", curve);
     free(curve);
     batch_free(&batch);

@@ -741,7 +741,7 @@ static void test_evaluation(void)
                   tasks[k]);
             size_t n;
             unsigned char *curve = get_file(in_dir("curve"), &n);
-            CHECK(!strncmp((char *)curve, "length,sequences,accuracy\n", 26) && n > 30, "curve");
+            CHECK(!strncmp((char *)curve, "tokens,sequences,accuracy\n", 26) && n > 30, "curve");
             free(curve);
             model_drop(m);
             empty_dir("");

@@ -387,11 +387,12 @@ static inline void evaluation_add(Evaluation *e, const Task *task, const TaskOpt
                                                  batch->B * batch->T);
 }
 
-// evaluation_curve: write the accuracy by length, lengths without a sequence left out.
+// evaluation_curve: write the accuracy by the number of tokens read when it is asked for (parity:
+// the bits; words: BOS and the elements); numbers that no sequence has are left out.
 static inline void evaluation_curve(const Evaluation *e)
 {
     FILE *f = fopen(e->curve, "wb");
-    int bad = !f || fprintf(f, "length,sequences,accuracy\n") < 0;
+    int bad = !f || fprintf(f, "tokens,sequences,accuracy\n") < 0;
     for (size_t t = 0; t < e->T && !bad; t++)
         if (e->asked[t])
             bad = fprintf(f, "%zu,%zu,%.9g\n", t + 1, e->asked[t],

@@ -345,7 +345,7 @@ static inline void state_options(Options *options, TaskOptions *o)
         {"tokens-per-element", OPT_INT, &o->tokens_per_element, "1", 1, 64, "tokens", DEFINES_DATA,
          "s5, z60: an element and fillers"},
         {"curve", OPT_STRING, &o->curve, NULL, 0, 0, "FILE", RUNTIME,
-         "write the accuracy by length of the last evaluation"},
+         "write the last evaluation's accuracy by tokens read"},
     };
     options_add(options, rows, sizeof rows / sizeof *rows);
 }

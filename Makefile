@@ -23,7 +23,7 @@ OPENMP := $(shell printf '$(HASH)include <omp.h>\nint main(void) { return omp_in
 CFLAGS ?= -O3 $(ARCH_FLAG)
 ALL_CFLAGS = -std=gnu11 -fno-math-errno -fopenmp-simd $(OPENMP) $(CFLAGS) $(VERSION)
 
-# Waiting threads sleep, not spin: 8 times faster where the machine is busy (README.md).
+# Waiting threads sleep, not spin: ten times faster where the machine is busy (README.md).
 export OMP_WAIT_POLICY ?= passive
 
 # GPUs: 8.0 and newer. ARCH=90 builds for one generation.

@@ -155,16 +155,16 @@ trained() {
     BF16_GRAD=1e-1 agree "trained weights" --string-size 8 --load "$dir/run/checkpoint.safetensors"
 }
 
-# decodes NAME OPTIONS...: greedy decoding gives the same accuracy as the CPU's
+# decodes NAME OPTIONS...: greedy decoding says the same as the CPU's
 decodes() {
     local name=$1 dir a b
     dir=$(mktemp -d -p "$work")
     shift
     $cpu "$@" --threads 4 --steps 0 >"$dir/cpu" 2>&1
     $fp32 "$@" --steps 0 >"$dir/gpu" 2>&1 || tail -n 2 "$dir/gpu"
-    a=$(field greedy_accuracy "$dir/cpu") b=$(field greedy_accuracy "$dir/gpu")
-    [ -n "$a" ] && [ "$a" = "$b" ] && row "$name" "ok greedy accuracy $a on both" ||
-        row "$name" "FAIL greedy accuracy: CPU $a, GPU $b"
+    a=$(grep ^decoded "$dir/cpu") b=$(grep ^decoded "$dir/gpu")
+    [ -n "$a" ] && [ "$a" = "$b" ] && row "$name" "ok both: $a" ||
+        row "$name" "FAIL CPU: $a, GPU: $b"
 }
 
 # sanitize TOOL OPTIONS...: three steps, evaluation and decoding under compute-sanitizer
@@ -207,7 +207,7 @@ END
     8.*) row "built for another architecture" "ok SKIPPED: this GPU runs sm_80" ;;
     *) fails "built for another architecture" 4 "built for architectures 800" "$work/test_arch" ;;
     esac
-    [ build/test_device -nt "train_$model.cu" ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
+    [ build/test_device -nt train_causalrn.cu ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
         dev/test_device.cu -o build/test_device
     out=$(build/test_device 2>&1 | tail -n 2 | tr '\n' ' ')
     [[ $out == *"ok masters"* ]] && row "BF16 masters, 2^31 elements" "ok ${out##*ok }" ||

@@ -12,7 +12,7 @@
 #   RUNS=runs/figures             FIGURES=dev/figures      where runs, and pictures and data/, go
 #   DRAW_ONLY=1                   no runs: draw what is in $FIGURES/data
 # On the CPU, tiny: TRAINER=./train_causalrn SEEDS=1 STEPS=20 RUNS=/tmp/runs FIGURES=/tmp/figures
-#   EXTRA="--layers 1 --channels 16 --hidden 16 --batch-size 4"
+#   EXTRA="--layers 1 --channels 16 --batch-size 4"
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 : "${TRAINER:=./train_causalrn_gpu}" "${GPT2:=./train_gpt2_gpu}" "${SEEDS:=1 2 3}" "${EXTRA:=}"

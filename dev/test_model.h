@@ -4,10 +4,13 @@
 // cases that this project keeps: failures that users of other programs have reported.
 //
 // test_X.c defines, before it includes this file:
+//   VARIANTS, MAINS                   how many configurations the two functions below have
+//   MAIN_WORDS, SMALL                 words of --model, and options of a model that takes no time
+//   CAUSAL(c), HEAD(m)                where a configuration says it, and the head, NULL if tied
+// and anywhere:
 //   variant_config(i, B, T, &c)       tiny configuration of variant i < VARIANTS; 0: there is none
 //   main_config(i, B, T, C, L)        that of model i < MAINS, as people would train it
 //   config_text(&c)                   the name of a variant
-//   MAIN_WORDS, SMALL                 words of --model, and options of a model that takes no time
 #ifndef SEQ_DEV_TEST_MODEL_H
 #define SEQ_DEV_TEST_MODEL_H
 
@@ -85,9 +88,8 @@ static inline void test_model_derivatives(void)
             continue;
         Model *m = model_random(c);
         Arena *grads = &m->weights.grads;
-        double scale = 0;
         model_run(m);
-        scale = gradient_norm(grads);
+        const double scale = gradient_norm(grads);
         float *once = copy_of(grads->base, grads->bytes);
         for (int k = 0; k < grads->n; k++) {
             size_t n = tensor_size(&grads->table[k]);
@@ -632,8 +634,8 @@ static inline void test_stop(void)
 // run_options: fill the trainer's own configuration from a line of options.
 static inline void run_options(Options *options, const char *line)
 {
-    static char text[1024];
-    char *words[32] = {"train_causalrn"};
+    static char text[4096];
+    char *words[32] = {"train_" ARCHITECTURE};
     int n = 1;
     snprintf(text, sizeof text, "%s", line);
     for (char *w = strtok(text, " "); w && n < 32; w = strtok(NULL, " "))

@@ -553,7 +553,7 @@ static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const f
     }
 }
 
-// matmul_forward: out (N,OC) = or, if accumulate += inp (N,C) weight (OC,C)^T + bias (OC), if any.
+// matmul_forward: out (N,OC) = (accumulate: +=) inp (N,C) weight (OC,C)^T + bias (OC), NULL: none.
 static void matmul_forward(float *out, const float *inp, const float *weight, const float *bias,
                            size_t N, size_t C, size_t OC, int accumulate)
 {

@@ -12,7 +12,7 @@
 //   S_t = S_{t-1} + phi(k_t) v_t^T,  z_t = z_{t-1} + phi(k_t),  phi(x) = elu(x) + 1
 //   out_t = S_t^T phi(q_t) / (phi(q_t) . z_t + 1e-6)     linear  [arXiv 2006.16236 eq. 7, 16-20]
 //
-// One block, of L:  x += W_proj attention(W_qkv norm(x));  x += W_out gelu(W_fc norm(x) + b) + b
+// A block, of L:  x += W_proj attention(W_qkv norm(x)),  x += W_out gelu(W_fc norm(x) + b1) + b2
 //
 //   --model              gpt2                      transformer               linear-transformer
 //   attention            softmax                   softmax                   linear
@@ -565,7 +565,7 @@ static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const f
     }
 }
 
-// matmul_forward: out (N,OC) = or, if accumulate += inp (N,C) weight (OC,C)^T + bias (OC), if any.
+// matmul_forward: out (N,OC) = (accumulate: +=) inp (N,C) weight (OC,C)^T + bias (OC), NULL: none.
 static void matmul_forward(float *out, const float *inp, const float *weight, const float *bias,
                            size_t N, size_t C, size_t OC, int accumulate)
 {

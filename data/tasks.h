@@ -201,8 +201,8 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
     o->read_n = o->prompt_n + (size_t)o->sample - 1;
     if (learned_positions && o->read_n > T)
         die(EXIT_USAGE, "--sample %d: after a prompt of %zu tokens the model would read %zu, it "
-            "learns %zu positions\nhint: at most --sample %zu, or a model of longer sequences",
-            o->sample, o->prompt_n, o->read_n, T, T + 1 > o->prompt_n ? T + 1 - o->prompt_n : 0);
+            "learns %zu positions\nhint: at most %zu tokens of prompt and --sample together, or a "
+            "model of longer sequences", o->sample, o->prompt_n, o->read_n, T, T + 1);
 }
 
 // One batch: what the model reads, what it should say and what it says.

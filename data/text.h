@@ -83,7 +83,7 @@ static inline uint32_t text_u32(const unsigned char *p)
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-// text_kind: what a file seems to be.
+// text_kind: what a file of bytes p (n) seems to be, in words for errors.
 static inline const char *text_kind(const unsigned char *p, size_t n)
 {
     const uint32_t magic = n >= 4 ? text_u32(p) : 0;
@@ -374,7 +374,8 @@ static inline size_t text_merge(const TextTable *table, int *tokens, size_t *sta
 }
 
 // text_encode: tokens (room for one more than the bytes of text) = what --prompt says; returns
-// their number, at least 1: without text a line feed or, for gpt2, the end of a text.
+// their number, at least 1: without text a line feed or, for gpt2, the end of a text. Dies over a
+// byte that no token says, and for gpt2 without a table.
 static inline size_t text_encode(const Text *t, int *tokens, const char *text)
 {
     const unsigned char *p = (const unsigned char *)text;
@@ -400,9 +401,12 @@ static inline size_t text_encode(const Text *t, int *tokens, const char *text)
     }
     free(start);
     free(pair);
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0, at = 0; i < count; i++) {
         if (tokens[i] < 0)
-            die(EXIT_DATA, "--tokenizer %s: no token says byte %zu of --prompt", t->table_path, i);
+            die(EXIT_DATA, "--tokenizer %s: no token says 0x%02X, byte %zu of --prompt",
+                t->table_path, p[at], at);
+        at += t->table.at[tokens[i] + 1] - t->table.at[tokens[i]];
+    }
     return count;
 }
 

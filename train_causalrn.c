@@ -856,11 +856,11 @@ static void model_plan(Model *m, const Config *config)
 // and token; per channel and pair 17, and 8 in the products for exact; or 40 per channel and token.
 static double model_flops(const Model *m)
 {
-    const Mix mix = m->config.mix;
-    double pairs = mix.causal ? ((double)m->T + 1) / 2 : (double)m->T;
-    double layer = mix.model == LINEAR ? 40 : (mix.prenorm == EXACT ? 25 : 17) * pairs;
-    double weights = (double)(m->L * 3 * m->C * m->H + m->V * m->C);
-    return (double)(m->B * m->T) * (6 * weights + (double)(m->L * m->H) * layer);
+    const Config *c = &m->config;
+    double pairs = c->mix.causal ? ((double)m->T + 1) / 2 : (double)m->T;
+    double layer = c->mix.model == LINEAR ? 40 : (c->mix.prenorm == EXACT ? 25 : 17) * pairs;
+    double weights = (double)(m->L * 3 * m->C * m->H + m->V * m->C), n = c->training.accumulate;
+    return n * (double)(m->B * m->T) * (6 * weights + (double)(m->L * m->H) * layer);
 }
 
 // layer_acts: the activations of layer l.
@@ -1190,8 +1190,8 @@ int main(int argc, char **argv)
     task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 1);
     model_plan(&model, &config);
     options_print(stdout, "", &options);
-    training_print("CausalRN", &model.weights, "wte,wpe", model_flops(&model), model.B * model.T,
-                   model_bytes(&model));
+    training_print("CausalRN", &model.weights, "wte,wpe", model_flops(&model),
+                   model.B * model.T * (size_t)config.training.accumulate, model_bytes(&model));
     model_alloc(&model);
     train(&model, &options);
     model_free(&model);

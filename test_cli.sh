@@ -455,7 +455,8 @@ test_resume_killed() {
     refused 3 "--seed 1" $args --out killed --resume --seed 2
 }
 
-# Ctrl-C saves, says how to go on, exits 130; another run in its directory is refused (C21).
+# Ctrl-C saves without an evaluation, says how to go on, exits 130; another run in its directory is
+# refused (C21).
 test_interrupt() {
     local pid step
     set -m # without job control a shell's background programs ignore SIGINT
@@ -472,14 +473,27 @@ test_interrupt() {
     kill -INT $pid
     ends $pid
     is "exit code after SIGINT" 130 $code
-    has "after SIGINT" "--out int --resume" "$tmp/int"
+    has "after SIGINT" "^interrupted: saved, not evaluated; .* --out int --resume" "$tmp/int"
+    has "RESULT after SIGINT" "^RESULT .* first_99=[-0-9]+ ms_per_step=" "$tmp/int"
     step=$(saved_step int)
-    is "a checkpoint at the step of the last evaluation" \
-        "$step" "$(tail -1 int/log.csv | grep ',val,' | cut -d, -f1)"
+    is "evaluations after SIGINT" 0 "$(grep -c ',val,' int/log.csv)"
     is "rows of log.csv" "$(seq 0 $((step - 1)))" "$(grep ,train, int/log.csv | cut -d, -f1)"
     works $small --steps $((step + 5)) --out int --resume
     works $small --steps $((step + 5)) --out int2
     same_run "resumed after SIGINT" int int2
+    # in the middle of an evaluation that takes hours: no step is lost
+    "$train" $small --steps 2 --save-every 0 --eval-batches 999999999 --out long >"$tmp/int" 2>&1 &
+    pid=$!
+    for _ in $(seq 1000); do
+        grep -qs '^1,train' long/log.csv && break
+        sleep 0.02
+    done
+    sleep 0.2
+    kill -TERM $pid
+    ends $pid
+    is "exit code after SIGTERM during an evaluation" 143 $code
+    is "the step it saves" 2 "$(saved_step long)"
+    has "RESULT without an evaluation" "^RESULT .*steps=2 first_99=-1 ms_per_step=" "$tmp/int"
 }
 
 # 20 kills at any time of a run that saves at every step (G05): the checkpoint always loads, its

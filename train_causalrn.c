@@ -859,8 +859,8 @@ static double model_flops(const Model *m)
     const Mix mix = m->config.mix;
     double pairs = mix.causal ? ((double)m->T + 1) / 2 : (double)m->T;
     double layer = mix.model == LINEAR ? 40 : (mix.prenorm == EXACT ? 25 : 17) * pairs;
-    double weights = (double)(m->L * 3 * m->C * m->H + m->V * m->C);
-    return (double)(m->B * m->T) * (6 * weights + (double)(m->L * m->H) * layer);
+    double token = (double)(m->L * m->H) * (18 * (double)m->C + layer) + 6 * (double)(m->V * m->C);
+    return (double)m->config.training.accumulate * (double)(m->B * m->T) * token;
 }
 
 // layer_acts: the activations of layer l.
@@ -1094,14 +1094,14 @@ static void train(Model *m, const Options *options)
     }
     const TaskOptions *o = &m->config.task_options;
     TaskShape shape = m->task->shape(o);
-    double greedy_acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
-    if (greedy_acc >= 0)
+    double acc = m->decode_B && shape.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
+    if (acc >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
-    if (o->sample) {
+    if (o->sample && !*training_interrupted()) {
         decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
         task_show_sample(m->task, o);
     }
-    training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
+    training_result(&log, task, model, shape.size_name, shape.size, &val, acc,
                     log_ms_per_step(&log));
     log_close(&log);
 }
@@ -1190,8 +1190,8 @@ int main(int argc, char **argv)
     task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 1);
     model_plan(&model, &config);
     options_print(stdout, "", &options);
-    training_print("CausalRN", &model.weights, "wte,wpe", model_flops(&model), model.B * model.T,
-                   model_bytes(&model));
+    training_print("CausalRN", &model.weights, "wte,wpe", model_flops(&model),
+                   model.B * model.T * (size_t)config.training.accumulate, model_bytes(&model));
     model_alloc(&model);
     train(&model, &options);
     model_free(&model);

@@ -332,10 +332,12 @@ typedef struct {
 } Evaluation;
 
 // task_eval_batches: how many batches of B sequences an evaluation takes: one or --eval-batches;
-// of text no more than hold what is held out.
+// of text no more than hold what is held out; none once the run is interrupted, so that it saves.
 static inline long task_eval_batches(const Task *task, const TaskOptions *options, size_t B)
 {
     const long asked = options->eval_batches;
+    if (*training_interrupted())
+        return 0;
     if (task->symbols)
         return asked ? asked : 1;
     const size_t W = text_windows(&options->text.val, (size_t)options->text.context);
@@ -363,9 +365,12 @@ static inline void evaluation_add(Evaluation *e, const Task *task, const TaskOpt
                                                  batch->B * batch->T);
 }
 
-// evaluation_row: what is logged of an evaluation after `step` updates; NaN if there was no data.
+// evaluation_row: what is logged of an evaluation after `step` updates; NaN if there was no data or
+// the run was interrupted, perhaps in the middle.
 static inline LogRow evaluation_row(const Evaluation *e, long step)
 {
+    const Evaluation none = {0, 0, 0, 0, 0};
+    e = *training_interrupted() ? &none : e;
     LogRow row = {step, "val", e->nats / e->targets, e->score / e->sequences, 0, 0, 0, 0, 0};
     if (e->characters > 0)
         row.bits = e->nats / log(2.0) / e->characters;

@@ -321,7 +321,7 @@ def self_test(table):
             see(f"{what}: {got}", got[0] == code and got[1].startswith("error: ") and
                 words in got[1])
 
-        file, one = os.path.join(d, "table"), put("a.bin", head + bytes(6))
+        file, one = os.path.join(d, "table"), put("one.bin", head + bytes(6))
         link, fifo = os.path.join(d, "link"), os.path.join(d, "fifo")
         os.symlink(one, link)
         os.mkfifo(fifo)

@@ -177,6 +177,20 @@ static inline size_t task_encode(const Task *task, const TaskOptions *o, int *to
     return n ? n : 1;
 }
 
+// task_not_written: die if a file of text is one that the run in --out writes or removes.
+static inline void task_not_written(const TaskOptions *o, const Training *t)
+{
+    const char *const inputs[] = {o->text.path, o->text.val_path, o->text.table_path};
+    const char *const outputs[] = {CHECKPOINT_NAME, "log.csv"};
+    char path[LOG_PATH];
+    for (int i = 0; i < 6 && t->out; i++) {
+        snprintf(path, sizeof path, "%s/%s", t->out, outputs[i % 2]);
+        if (text_same(inputs[i / 2], path))
+            die(EXIT_USAGE, "%s: expected a text that is no part of the run in --out, got its %s\n"
+                "hint: copy the file, or give another --out", inputs[i / 2], outputs[i % 2]);
+    }
+}
+
 // task_open: after the command line is parsed and before the model is planned: open files, encode
 // the prompt, die over what does not fit. A model with `learned_positions` speaks within T.
 static inline void task_open(const Task *task, TaskOptions *o, const Training *t, Options *options,
@@ -189,6 +203,9 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
     if (o->prompt && !o->sample)
         die(EXIT_USAGE, "--prompt needs --sample N, the number of tokens to say after it");
     if (!task->symbols) {
+        if (!o->text.path && !o->text.val_path && !o->sample && !t->dump)
+            die(EXIT_USAGE, "--task text needs --text FILE, --val FILE or --sample N");
+        task_not_written(o, t);
         text_open(&o->text, (size_t)t->batch_size, t->steps > 0 || t->dump);
         options->data_checksum = o->text.path ? o->text.checksum : NULL;
     }

@@ -2,7 +2,7 @@
 //
 // A checkpoint is a safetensors file: params.*, m.*, v.* in full precision, and string metadata:
 // architecture, format_version, step (updates done), every option that defines model, data and
-// training, and data_checksum, of the file trained on, if there is one. It replaces the run's
+// training, and data_checksum, of what is trained on, if that is a file. It replaces the run's
 // previous one at once or not at all.
 #ifndef SEQ_UTIL_TRAINING_H
 #define SEQ_UTIL_TRAINING_H
@@ -269,7 +269,8 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
     if (level <= DEFINES_DATA && (data || ours_data) &&
         (!data || !ours_data || strcmp(data, ours_data)))
         die(EXIT_DATA, "%s: was trained on a file of checksum %s, this run's is %s\nhint: give the "
-            "file it was trained on; --load FILE takes the weights only", path,
+            "file it was trained on, with or without --val as then; --load FILE takes the weights "
+            "only", path,
             data ? data : "(none)", ours_data ? ours_data : "(none)");
     size_t digits = step_text ? strspn(step_text, "0123456789") : 0;
     if (!digits || digits > 10 || step_text[digits] || strtol(step_text, NULL, 10) > 1000000000)

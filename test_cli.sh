@@ -276,6 +276,10 @@ test_text() {
     works $text --text moved --steps 40 --eval-every 10 --sample 4 --prompt th --out t25 --resume
     is "the sample of a resumed run" "$samples" "$(said)"
     same "resumed in the middle of an epoch" t40/checkpoint.safetensors t25/checkpoint.safetensors
+    cp fox $'fox\e[2J\x9b2J'
+    works $text --text $'fox\e[2J\x9b2J' --steps 0 --eval-batches 1
+    has "a name that commands a terminal" "^text: fox\?\[2J\?2J, " "$tmp/out"
+    has "a name that commands a terminal" "^held out: fox\?\[2J\?2J, " "$tmp/out"
     refused 3 "checksum [0-9a-f]{16}, this run's is" $text --text numbers --out t40 --resume
     cp -r t40 valued
     refused 3 "checksum.*this run's is" $text --text fox --val numbers --steps 50 --out valued \

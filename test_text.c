@@ -607,19 +607,39 @@ static void print_all(void *vocab)
 {
     const int tokens[] = {'a', 127, 128, -1, '\n', 0x1b, 255, 256, 50257, INT32_MAX, INT32_MIN};
     Text t = text_of(NULL, *(int *)vocab, 4);
-    for (int i = 0; i < 11; i++)
-        text_print(&t, tokens[i]);
+    text_print(&t, tokens, 11);
+}
+
+// print_bytes: a text of UTF-8, of bytes and of what only looks like UTF-8, in a child.
+static void print_bytes(void *said)
+{
+    const char *bytes = (const char *)said;
+    int tokens[64], n = 0;
+    Text t = text_of(NULL, TEXT_BYTES, 4);
+    for (; bytes[n]; n++)
+        tokens[n] = (unsigned char)bytes[n];
+    text_print(&t, tokens, (size_t)n);
 }
 
 // test_print: what tokens say, of every vocabulary; a terminal is not commanded (C14).
 static void test_print(void)
 {
-    const char *expected[] = {"a?\x80?\n?\xff????", "a???\n??????",
+    char utf8[] = "\xc3\xa9 \xc3\x80 \xe2\x80\xa6 \xf0\x9f\x98\x80 \xe9\xff";
+    static char c1[][2][8] = {{"\xc2\x9b" "31m", "\xc2?31m"}, {"\x9b" "31m", "?31m"},
+                              {"\xe0\x82\x9b", "\xe0??"}, {"\xf0\x80\x82\x9b", "\xf0???"},
+                              {"\xc3", "\xc3"}, {"\xe2\x80", "\xe2?"}, {"\xc1\x9b", "\xc1?"},
+                              {"\xf5\x90", "\xf5?"}, {"\xe2\x80z", "\xe2?z"}};
+    const char *expected[] = {"a???\n?\xff????", "a???\n??????",
                               "[97][127][128]?[10][27][255][256]???"};
     int vocab = TEXT_ASCII;
     for (int k = 0; k < 3; k++) {
         Outcome out = run_child(print_all, &k);
         CHECK(out.code == 0 && !strcmp(out.text, expected[k]), "vocabulary %d: %s", k, out.text);
+    }
+    CHECK(!strcmp(run_child(print_bytes, utf8).text, utf8), "UTF-8 is printed as it is");
+    for (size_t k = 0; k < sizeof c1 / sizeof *c1; k++) {
+        Outcome out = run_child(print_bytes, c1[k][0]);
+        CHECK(!strcmp(out.text, c1[k][1]), "control bytes %zu: %s", k, out.text);
     }
     expect_die(encode_bad, &vocab, EXIT_USAGE, "--prompt: the byte at offset 2 is 0xC3");
     vocab = TEXT_GPT2;

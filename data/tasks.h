@@ -306,12 +306,11 @@ static inline void task_print(const Task *task, const TaskOptions *options, cons
                               const int *tokens, size_t n)
 {
     fputs(word, stdout);
-    for (size_t i = 0; i < n; i++)
-        if (!task->symbols)
-            text_print(&options->text, tokens[i]);
-        else
-            putchar(tokens[i] >= 0 && (size_t)tokens[i] < strlen(task->symbols) ?
-                    task->symbols[tokens[i]] : '?');
+    if (!task->symbols)
+        text_print(&options->text, tokens, n);
+    for (size_t i = 0; task->symbols && i < n; i++)
+        putchar(tokens[i] >= 0 && (size_t)tokens[i] < strlen(task->symbols) ?
+                task->symbols[tokens[i]] : '?');
 }
 
 // task_show: print one decoded sequence beside its prompt; inputs (T), predictions (T).

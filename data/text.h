@@ -308,24 +308,27 @@ static inline size_t text_characters(const Text *t, const int *tokens, size_t n)
     return sum;
 }
 
-// text_print: what a token says, on stdout; '?' for what is no token, and for control characters
+// text_print: what tokens (n) say, on stdout; '?' for what is no token, and for control characters
 // other than tab and line feed, which a terminal might obey.
-static inline void text_print(const Text *t, int token)
+static inline void text_print(const Text *t, const int *tokens, size_t n)
 {
-    unsigned char byte = (unsigned char)token;
-    const unsigned char *p = &byte;
-    size_t n = 1;
-    if (token < 0 || (size_t)token >= text_V(t->vocab))
-        byte = '?';
-    else if (t->vocab == TEXT_GPT2 && t->table.n) {
-        p = t->table.bytes + t->table.at[token];
-        n = t->table.at[token + 1] - t->table.at[token];
-    } else if (t->vocab == TEXT_GPT2) {
-        printf("[%d]", token);
-        return;
+    enum { MOST = 256 }; // bytes of a token
+    char *all = (char *)alloc_zero(n, t->vocab == TEXT_GPT2 ? MOST : 1, "text to print"), *p = all;
+    for (size_t i = 0; i < n; i++) {
+        const int token = tokens[i];
+        if (token < 0 || (size_t)token >= text_V(t->vocab))
+            *p++ = '?';
+        else if (t->vocab != TEXT_GPT2)
+            *p++ = (char)token;
+        else if (!t->table.n)
+            p += snprintf(p, MOST, "[%d]", token);
+        else
+            for (size_t k = t->table.at[token]; k < t->table.at[token + 1]; k++)
+                *p++ = (char)t->table.bytes[k];
     }
-    for (size_t i = 0; i < n; i++)
-        putchar((p[i] < 32 && p[i] != '\n' && p[i] != '\t') || p[i] == 127 ? '?' : p[i]);
+    mask_controls(all, (size_t)(p - all), "\n\t");
+    fwrite(all, 1, (size_t)(p - all), stdout);
+    free(all);
 }
 
 // text_piece: bytes of the first piece of p (n), as GPT-2 cuts a text before it merges: 's 't 're
@@ -466,13 +469,15 @@ static inline void text_open(Text *t, size_t B, int training)
         die(EXIT_DATA, "%s %s: need %zu tokens to evaluate (--context + 1), have %zu\nhint: a "
             "larger --held-out, or another file with --val", t->val_path ? "--val" : "--text",
             t->val.path, T + 1, t->val.n);
+    char name[4096];
     if (t->train.map)
-        printf("text: %s, checksum %s%s: %zu tokens to train on, %zu windows an epoch\n", t->path,
-               t->checksum, t->train.first == 3 ? ", byte order mark left out" : "", t->train.n,
+        printf("text: %s, checksum %s%s: %zu tokens to train on, %zu windows an epoch\n",
+               masked(t->path, name, sizeof name), t->checksum,
+               t->train.first == 3 ? ", byte order mark left out" : "", t->train.n,
                text_windows(&t->train, T));
     if (t->val.map)
         printf("held out: %s, %zu tokens, %zu windows; CR and LF are tokens like any other\n",
-               t->val.path, t->val.n, text_windows(&t->val, T));
+               masked(t->val.path, name, sizeof name), t->val.n, text_windows(&t->val, T));
 }
 
 // text_close: give everything back.

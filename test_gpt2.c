@@ -551,8 +551,8 @@ static void tiny_load(void *path)
 }
 
 // published_variant: a copy of the tiny model's file as TMP/name, its tensors under a prefix; the
-// tensor `which` is left out (how 0), cut by one row (1), holds a NaN (2), has a row of NaN more (5)
-// or another tensor beside it, `extra` (3: changed, 4: the same numbers). The path.
+// tensor `which` is left out (how 0), cut by one row (1), holds a NaN (2), has a row of NaN more
+// (5) or another tensor beside it, `extra` (3: changed, 4: the same numbers). The path.
 static char *published_variant(const char *name, const char *prefix, const char *which, int how,
                                const char *extra)
 {

@@ -1094,14 +1094,14 @@ static void train(Model *m, const Options *options)
     }
     const TaskOptions *o = &m->config.task_options;
     TaskShape shape = m->task->shape(o);
-    double greedy_acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
-    if (greedy_acc >= 0)
+    double acc = m->decode_B && shape.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
+    if (acc >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
-    if (o->sample) {
+    if (o->sample && !*training_interrupted()) {
         decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
         task_show_sample(m->task, o);
     }
-    training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
+    training_result(&log, task, model, shape.size_name, shape.size, &val, acc,
                     log_ms_per_step(&log));
     log_close(&log);
 }

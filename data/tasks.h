@@ -177,6 +177,20 @@ static inline size_t task_encode(const Task *task, const TaskOptions *o, int *to
     return n ? n : 1;
 }
 
+// task_not_written: die if a file of text is one that the run in --out writes or removes.
+static inline void task_not_written(const TaskOptions *o, const Training *t)
+{
+    const char *const inputs[] = {o->text.path, o->text.val_path, o->text.table_path};
+    const char *const outputs[] = {CHECKPOINT_NAME, "log.csv"};
+    char path[LOG_PATH];
+    for (int i = 0; i < 6 && t->out; i++) {
+        snprintf(path, sizeof path, "%s/%s", t->out, outputs[i % 2]);
+        if (text_same(inputs[i / 2], path))
+            die(EXIT_USAGE, "%s: expected a text that is no part of the run in --out, got its %s\n"
+                "hint: copy the file, or give another --out", inputs[i / 2], outputs[i % 2]);
+    }
+}
+
 // task_open: after the command line is parsed and before the model is planned: open files, encode
 // the prompt, die over what does not fit. A model with `learned_positions` speaks within T.
 static inline void task_open(const Task *task, TaskOptions *o, const Training *t, Options *options,
@@ -189,6 +203,9 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
     if (o->prompt && !o->sample)
         die(EXIT_USAGE, "--prompt needs --sample N, the number of tokens to say after it");
     if (!task->symbols) {
+        if (!o->text.path && !o->text.val_path && !o->sample && !t->dump)
+            die(EXIT_USAGE, "--task text needs --text FILE, --val FILE or --sample N");
+        task_not_written(o, t);
         text_open(&o->text, (size_t)t->batch_size, t->steps > 0 || t->dump);
         options->data_checksum = o->text.path ? o->text.checksum : NULL;
     }
@@ -289,12 +306,11 @@ static inline void task_print(const Task *task, const TaskOptions *options, cons
                               const int *tokens, size_t n)
 {
     fputs(word, stdout);
-    for (size_t i = 0; i < n; i++)
-        if (!task->symbols)
-            text_print(&options->text, tokens[i]);
-        else
-            putchar(tokens[i] >= 0 && (size_t)tokens[i] < strlen(task->symbols) ?
-                    task->symbols[tokens[i]] : '?');
+    if (!task->symbols)
+        text_print(&options->text, tokens, n);
+    for (size_t i = 0; task->symbols && i < n; i++)
+        putchar(tokens[i] >= 0 && (size_t)tokens[i] < strlen(task->symbols) ?
+                task->symbols[tokens[i]] : '?');
 }
 
 // task_show: print one decoded sequence beside its prompt; inputs (T), predictions (T).
@@ -332,10 +348,12 @@ typedef struct {
 } Evaluation;
 
 // task_eval_batches: how many batches of B sequences an evaluation takes: one or --eval-batches;
-// of text no more than hold what is held out.
+// of text no more than hold what is held out; none once the run is interrupted, so that it saves.
 static inline long task_eval_batches(const Task *task, const TaskOptions *options, size_t B)
 {
     const long asked = options->eval_batches;
+    if (*training_interrupted())
+        return 0;
     if (task->symbols)
         return asked ? asked : 1;
     const size_t W = text_windows(&options->text.val, (size_t)options->text.context);
@@ -363,9 +381,12 @@ static inline void evaluation_add(Evaluation *e, const Task *task, const TaskOpt
                                                  batch->B * batch->T);
 }
 
-// evaluation_row: what is logged of an evaluation after `step` updates; NaN if there was no data.
+// evaluation_row: what is logged of an evaluation after `step` updates; NaN if there was no data or
+// the run was interrupted, perhaps in the middle.
 static inline LogRow evaluation_row(const Evaluation *e, long step)
 {
+    const Evaluation none = {0, 0, 0, 0, 0};
+    e = *training_interrupted() ? &none : e;
     LogRow row = {step, "val", e->nats / e->targets, e->score / e->sequences, 0, 0, 0, 0, 0};
     if (e->characters > 0)
         row.bits = e->nats / log(2.0) / e->characters;

@@ -17,6 +17,13 @@ set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 : "${TRAINER:=./train_causalrn_gpu}" "${GPT2:=./train_gpt2_gpu}" "${SEEDS:=1 2 3}" "${EXTRA:=}"
 : "${RUNS:=runs/figures}" "${FIGURES:=dev/figures}" "${DRAW_ONLY:=}"
+number() { # NAME VALUE: die unless the value is a whole number from 0 on
+    case $2 in
+    "" | *[!0-9]*) echo "error: $1: expected a whole number, got \"$2\"" >&2 && exit 2 ;;
+    esac
+}
+for seed in $SEEDS; do number SEEDS "$seed"; done
+number STEPS "$STEPS" && number THIN "$THIN" && number S "${S:-1}"
 failed=0 files=() labels=() panels=()
 mkdir -p "$FIGURES/data" "$RUNS/$FIGURE" || exit 3
 

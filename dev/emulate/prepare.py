@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 """prepare.py FILE.cu OUT: a CUDA source as C++ that g++ compiles behind emulate.h.
 
-Two things in a .cu are not C++ and no macro makes them so:
+Three things in a .cu are not C++ and no macro makes them so:
 
     asm("mma.sync.x {%0}, {%1};" : "+f"(c) : "r"(a))    becomes    mma_sync_x(c, a);
     extern __shared__ float x[];                        becomes    float *x = ...;
+    __shared__ float y[8];                              becomes    static float y[8]; poisoned
 
 The first keeps the order of the operands, so that an instruction that emulate.h does not know is an
 error of the compiler, with its name. Lines keep their numbers.
@@ -15,7 +16,8 @@ import sys
 
 STRING = r'"(?:[^"\\]|\\.)*"'
 ASM = re.compile(r"\basm(?:\s+volatile)?\s*\(")
-SHARED = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+SHARED = re.compile(r"(?<!extern )__shared__ ((?:__align__\(\d+\) )?\w+ (\w+)[^;,]*);")
 
 
 def closing(text, at):
@@ -61,7 +63,8 @@ def prepare(text):
         out += [text[at:start.start()], call(text[start.end():end]).replace("\n", " "),
                 "\n" * lines]
         at = end + 1
-    return SHARED.sub(r"\1 *\2 = (\1 *)emu_block.dynamic;", "".join(out) + text[at:])
+    text = DYNAMIC.sub(r"\1 *\2 = (\1 *)emu_block.dynamic;", "".join(out) + text[at:])
+    return SHARED.sub(r"static \1; emu_fresh(&\2, sizeof \2);", text)
 
 
 def main(argv):

@@ -1,5 +1,5 @@
-// runtime.h: the part of CUDA's runtime that util/cuda*.h and the trainers use, for emulate.h: a GPU
-// with half a GiB of memory, one stream, events, graphs.
+// runtime.h: the part of CUDA's runtime that util/cuda*.h and the trainers use, for emulate.h: a
+// GPU with half a GiB of memory, one stream, events, graphs.
 //
 // Device memory is host memory that starts as NaN and has a guard behind it. The stream is a queue
 // of closures; nothing in it is done before somebody waits for it, the worst that a GPU could do.
@@ -317,7 +317,9 @@ cudaError_t cudaDeviceSynchronize(void)
 
 cudaError_t cudaDeviceReset(void)
 {
-    return emu_waits("cudaDeviceReset");
+    emu_waits("cudaDeviceReset");
+    emu_names();
+    return cudaSuccess;
 }
 
 cudaError_t cudaEventCreate(cudaEvent_t *event)

@@ -50,7 +50,8 @@ compile() {
         g++ -std=gnu++20 -O1 -g1 -w -fopenmp -fno-strict-aliasing -fsanitize=alignment \
             -fno-sanitize-recover=alignment -U_FORTIFY_SOURCE -DGIT_HASH='"emulation"' -DPOISON \
             -DCOPYING_CAUSAL=0 -isystem "$headers" -I. -include dev/emulate/emulate.h "$@" \
-            "$out.cc" -o "$out" >"$out.log" 2>&1 || row "compile $out" "FAIL $(head -n 3 "$out.log")"
+            "$out.cc" -o "$out" >"$out.log" 2>&1 ||
+        row "compile $source" "FAIL $(head -n 3 "$out.log" | tr '\n' ' ')"
 }
 
 # small OPTIONS...: options = these and, where they leave it open, those of a tiny model
@@ -76,6 +77,7 @@ agree() {
     dir=$(mktemp -d -p "$work")
     shift
     small "$@" --steps 0
+    export EMULATE_KERNELS=$work/kernels.$model
     ${CPU:-./train_$model} "${options[@]}" --dump "$dir/cpu" >"$dir/log" 2>&1 ||
         row "$name" "FAIL CPU: $(tail -n 2 "$dir/log" | tr '\n' ' ')"
     for precision in fp32 bf16; do
@@ -93,6 +95,18 @@ agree() {
     rm -rf "$dir"
 }
 
+# trained NAME OPTIONS...: the same with weights after 30 of the oracle's steps: before the first
+# attention is nearly uniform, and a wrong query moves nothing that BF16's bounds would see
+trained() {
+    local name=$1 run
+    run=$(mktemp -d -p "$work")
+    shift
+    ./train_$model "$@" --steps 30 --batch-size 8 --layers 1 --threads 1 --lr 5e-3 --warmup 5 \
+        --schedule constant --out "$run/run" >"$run/log" 2>&1
+    agree "$name" "$@" --load "$run/run/checkpoint.safetensors"
+    rm -rf "$run"
+}
+
 # noncausal COMMAND...: with the oracle that takes --causal no
 noncausal() { CPU=$build/${model}_cpu_noncausal "$@"; }
 
@@ -105,6 +119,7 @@ losses() {
     local name="$model $1 $2" program=$build/${model}_$2 bound=$3 dir seed
     dir=$(mktemp -d -p "$work")
     shift 3
+    export EMULATE_KERNELS=$work/kernels.$model
     small "$@" --steps 3
     ./train_$model "${options[@]}" --out "$dir/cpu" >"$dir/log" 2>&1
     for seed in 1 2; do
@@ -137,6 +152,7 @@ decodes() {
     local name="$model $1, decoding" steps=$2 dir program a b
     dir=$(mktemp -d -p "$work")
     shift 2
+    export EMULATE_KERNELS=$work/kernels.$model
     set -- "$@" --string-size 4 --batch-size 32 --threads 1
     ./train_$model "$@" --steps $steps --schedule constant --out "$dir/run" >"$dir/log" 2>&1
     for program in ./train_$model $build/${model}_fp32; do
@@ -164,12 +180,36 @@ tokens() {
     done
 }
 
+# launched: every kernel of the .cu ran in some check
+launched() {
+    local never
+    never=$(comm -23 <(tr '\n' ' ' <train_$model.cu | grep -oE '__global__[^{;]*' |
+        grep -oE '\w+_kernel' | sort -u) <(grep -oE '\w+_kernel' "$work/kernels.$model" | sort -u))
+    [ -z "$never" ] && row "$model, every kernel" "ok all of them ran" ||
+        row "$model, every kernel" "FAIL never launched: $(tr '\n' ' ' <<<"$never")"
+}
+
+# faults: each of faults.cu is seen, and what is sound passes, under any order of warps
+faults() {
+    local name says seed
+    for seed in 1 2 3; do
+        EMULATE_SEED=$seed $build/faults sound >"$work/fault" 2>&1 && row "no fault, $seed" ok ||
+            row "no fault, $seed" "FAIL $(tail -n 1 "$work/fault")"
+        while IFS=: read -r name says; do
+            ! EMULATE_SEED=$seed $build/faults "$name" >"$work/fault" 2>&1 &&
+                grep -qE "${says# }" "$work/fault" && row "fault: $name, $seed" "ok seen" ||
+                row "fault: $name, $seed" "FAIL not seen: $(tail -n 1 "$work/fault")"
+        done < <($build/faults --list)
+    done
+}
+
 # gpt2_checks: head sizes of every kernel, rows that are not aligned, both vocabularies
 gpt2_checks() {
     local m hs
-    tokens >"$work/tokens.bin"
+    background decodes gpt2 30 --model gpt2
+    background decodes transformer 60 --model transformer
+    background decodes linear-transformer 100 --model linear-transformer
     for m in gpt2 transformer linear-transformer; do
-        background decodes "$m" $([ $m = linear-transformer ] && echo 60 || echo 40) --model $m
         background losses "$m" fp32 1e-4 --model $m
         background losses "$m" bf16 1e-2 --model $m
         background losses "$m --accumulate 3" fp32 1e-4 --model $m --accumulate 3
@@ -180,7 +220,7 @@ gpt2_checks() {
             background agree "$m HS=$hs" --model $m --channels $((3 * hs)) --heads 3
         done
         for hs in 64 128 192; do
-            background agree "$m HS=$hs" --model $m --channels $hs --heads 1 --string-size 40
+            background trained "$m HS=$hs" --model $m --channels $hs --heads 1 --string-size 40
         done
         background agree "$m T=17 C=33 B=1" --model $m --task text --text README.md --context 17 \
             --channels 33 --heads 3 --batch-size 1
@@ -197,7 +237,7 @@ gpt2_checks() {
 causalrn_checks() {
     local m h prenorm activation
     for m in quadratic linear; do
-        background decodes "$m" $([ $m = linear ] && echo 60 || echo 40) --model $m
+        background decodes "$m" 50 --model $m
         background losses "$m" fp32 1e-4 --model $m --hidden 33
         background losses "$m" bf16 1e-2 --model $m --hidden 33
         background losses "$m --accumulate 3" fp32 1e-4 --model $m --accumulate 3 --hidden 64
@@ -205,10 +245,12 @@ causalrn_checks() {
         background losses "$m H=192" bf16 1e-2 --model $m --hidden 192 --string-size 40
         background agree "$m S=1 L=2" --model $m --string-size 1 --layers 2
         for h in 33 64 192; do
-            background agree "$m H=$h" --model $m --hidden $h --string-size 40
+            background trained "$m H=$h" --model $m --hidden $h --string-size 40
         done
         background agree "$m C=33 B=1" --model $m --channels 33 --hidden 64 --batch-size 1
         background agree "$m text" --model $m --task text --text README.md --context 65 --hidden 64
+        background agree "$m text, V=50257" --model $m --task text --vocab gpt2 --context 9 \
+            --text "$work/tokens.bin" --channels 8 --hidden 64 --batch-size 1
     done
     for prenorm in exact approx none; do
         for activation in exp relu elu gelu; do
@@ -234,6 +276,7 @@ causalrn_checks() {
 start=$(date +%s)
 mkdir -p $build
 [ $# -gt 0 ] || set -- $(ls train_*.cu | sed -E 's/train_(.*)\.cu/\1/')
+background compile dev/emulate/faults.cu $build/faults -Idev/emulate
 for model in "$@"; do
     background compile train_$model.cu $build/${model}_bf16 -DPRECISION_BF16
     background compile train_$model.cu $build/${model}_fp32
@@ -242,10 +285,15 @@ for model in "$@"; do
 done
 wait
 compiled=$(date +%s)
+tokens >"$work/tokens.bin"
+background faults
 for model in "$@"; do
     ${model}_checks
 done
 wait
+for model in "$@"; do
+    launched
+done
 sort "$work/rows" >$build/rows
 grep ': FAIL' $build/rows | sed -E 's/(.*): FAIL/FAIL \1:/'
 echo "$((compiled - start)) seconds of compiling, $(($(date +%s) - compiled)) of running"

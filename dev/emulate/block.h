@@ -193,7 +193,7 @@ static bool emu_run_warp(int w)
     return any;
 }
 
-// emu_fresh: poison a shared variable of fixed size; done by the block's first thread to declare it.
+// emu_fresh: poison a shared variable of fixed size, in the first thread of a block to declare it.
 static void emu_fresh(void *variable, size_t bytes)
 {
     if (emu_block.declared.insert(variable).second)

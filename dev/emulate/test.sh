@@ -17,12 +17,12 @@ export OMP_NUM_THREADS=1 # a check is one thread, and the checks are many
 # has_headers DIR: whether g++ finds in DIR what emulate.h includes
 has_headers() {
     printf '#include <cuda_bf16.h>\n#include <cuda_runtime.h>\n#include <cublasLt.h>\n' |
-        g++ -x c++ -fsyntax-only -isystem "$1" - 2>/dev/null
+        g++ -x c++ -fsyntax-only -idirafter "$1" - 2>/dev/null
 }
 
 nvcc=$(command -v "${NVCC:-nvcc}")
-for headers in ${CUDA_HEADERS:-"$(dirname "$(realpath "${nvcc:-/}")")/../include" \
-    /usr/local/cuda/include /usr/include}; do
+beside=$(dirname "$(realpath "${nvcc:-/}")")/../include
+for headers in ${CUDA_HEADERS:-$beside /usr/local/cuda/include /usr/include}; do
     has_headers "$headers" && break
     headers=
 done
@@ -49,7 +49,7 @@ compile() {
     python3 dev/emulate/prepare.py "$source" "$out.cc" &&
         g++ -std=gnu++20 -O1 -g1 -w -fopenmp -fno-strict-aliasing -fsanitize=alignment \
             -fno-sanitize-recover=alignment -U_FORTIFY_SOURCE -DGIT_HASH='"emulation"' -DPOISON \
-            -DCOPYING_CAUSAL=0 -isystem "$headers" -I. -include dev/emulate/emulate.h "$@" \
+            -DCOPYING_CAUSAL=0 -idirafter "$headers" -I. -include dev/emulate/emulate.h "$@" \
             "$out.cc" -o "$out" >"$out.log" 2>&1 ||
         row "compile $source" "FAIL $(head -n 3 "$out.log" | tr '\n' ' ')"
 }

@@ -48,7 +48,7 @@ typedef struct {
 
 enum { COPY_BOS, COPY_SEP, COPY_EOS, COPY_LETTER, COPY_LETTERS = 26, COPY_VOCAB = 29 };
 
-#ifndef COPYING_CAUSAL // dev/test_cuda.sh makes it 0 to compare BiRN on CPU and GPU
+#ifndef COPYING_CAUSAL // dev/test_cuda.sh, dev/emulate make it 0: BiRN on CPU and GPU
 #define COPYING_CAUSAL 1
 #endif
 

@@ -307,9 +307,9 @@ static __device__ inline void forward_mask(float s[MT][OT / 8][4], float value, 
     }
 }
 
-// softmax_step: s = p relative to 2^top, from q.k, and sum += it. Where a row's largest logit has
-// outgrown its top by 2^8, every top moves up to its row's largest, and o and sum with it: what p
-// rounds to does not depend on top.
+// softmax_step: s = p relative to 2^top, from q.k, and sum += it. Where the largest exponent of one
+// of the warp's rows has outgrown its top by 8, the tops of all of them move up to their largest,
+// and o and sum with them: what p rounds to does not depend on top.
 template <int HS, int MT, int OT>
 static __device__ inline void softmax_step(float s[MT][OT / 8][4], float o[MT][HS / 8][4],
                                            float top[MT][2], float sum[MT][2])
@@ -926,8 +926,8 @@ static void linear_attention_backward(floatX *dqkv, const floatX *dout, const fl
 
 // ---- decoding
 
-// linear_decode_kernel: a block a sequence and head, a thread column i of the state S (HS,HS) and
-// element i of z (HS), which stand one behind the other: S += phi(k) v^T, z += phi(k), out = S^T
+// linear_decode_kernel: a block a sequence and head, a thread columns i of the state S (HS,HS) and
+// elements i of z (HS), which stand one behind the other: S += phi(k) v^T, z += phi(k), out = S^T
 // phi(q) / (phi(q) . z + 1e-6). Shared memory: 3 HS floats.
 static __global__ void linear_decode_kernel(floatX *out, float *state, const floatX *qkv, int C,
                                             int NH)
@@ -1690,6 +1690,7 @@ typedef struct {
     Batch batch;    // the one that model_forward sees next, or has seen
     double loss;    // nats, mean over the supervised positions of the batch
     double targets; // of the update's batches so far
+    float *decoded; // logits (decode_B,V) on the host
 } Model;
 
 #define MODELS "gpt2|transformer|linear-transformer"
@@ -1954,7 +1955,6 @@ static void model_backward(Model *m)
 // t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
-    static float *logits;
     const size_t C = m->C, NH = m->NH, T = m->T, V = m->V, Vp = m->Vp, HS = C / NH;
     const int gpt2 = m->config.model == GPT2;
     const Params all = m->params;
@@ -1988,12 +1988,12 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
     }
     norm_forward(d.dr, mean, rstd, memory.x, all.lnf_w, all.lnf_b, D, C, stream);
     matmul_residual(memory.logits, NULL, d.dr, m->copies.head_w, NULL, D, C, Vp, stream);
-    if (!logits)
-        logits = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
-    CUDA_CHECK(cudaMemcpy2DAsync(logits, V * sizeof(float), memory.logits, Vp * sizeof(float),
+    if (!m->decoded)
+        m->decoded = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
+    CUDA_CHECK(cudaMemcpy2DAsync(m->decoded, V * sizeof(float), memory.logits, Vp * sizeof(float),
                                  V * sizeof(float), D, cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    return logits;
+    return m->decoded;
 }
 
 // Where a published GPT-2 keeps each parameter; its linear layers are transposed, masks ignored.
@@ -2308,16 +2308,16 @@ static void train(Model *m, const Options *options)
     }
     const TaskOptions *o = &m->config.task_options;
     TaskShape shape = m->task->shape(o);
-    double greedy_acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
-    if (greedy_acc >= 0)
+    double acc = m->decode_B && shape.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
+    if (acc >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
-    if (o->sample) {
+    if (o->sample && !*training_interrupted()) {
         decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
         task_show_sample(m->task, o);
     }
     if (log.steps >= MFU_STEPS)
         gemm_print_mfu(model_flops(m), log_ms_per_step(&log), FLOATX_TYPE, m->device.stream);
-    training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
+    training_result(&log, task, model, shape.size_name, shape.size, &val, acc,
                     log_ms_per_step(&log));
     log_close(&log);
 }

@@ -23,7 +23,7 @@ OPENMP := $(shell printf '$(HASH)include <omp.h>\nint main(void) { return omp_in
 CFLAGS ?= -O3 $(ARCH_FLAG)
 ALL_CFLAGS = -std=gnu11 -fno-math-errno -fopenmp-simd $(OPENMP) $(CFLAGS) $(VERSION)
 
-# Waiting threads sleep, not spin: 8 times faster where the machine is busy (README.md).
+# Waiting threads sleep, not spin: ten times faster where the machine is busy (README.md).
 export OMP_WAIT_POLICY ?= passive
 
 # GPUs: 8.0 and newer. ARCH=90 builds for one generation.
@@ -32,8 +32,8 @@ NVCC_FOUND := $(shell command -v $(NVCC) 2>/dev/null)
 NVCC_ARCH = -arch=$(if $(filter native,$(ARCH)),native,sm_$(ARCH))
 NVCC_FLAGS = -std=c++17 -O3 -Xcompiler -fopenmp $(VERSION) $(NVCC_ARCH) -lcublas -lcublasLt
 
-.PHONY: help run test test-long test-ref cpu cuda test-cuda check fix-copies debug bench figures \
-        clean
+.PHONY: help run test test-long test-ref cpu cuda test-cuda test-emulated check fix-copies debug \
+        bench figures clean
 help:
 	@echo "seq.c: sequence-modeling architectures in plain C and CUDA. Read train_causalrn.c first."
 	@echo
@@ -48,6 +48,7 @@ help:
 	@echo "  make bench       speed of the CPU kernels            gcc (OpenBLAS)     1 min"
 	@echo "  make cuda        the GPU trainers (ARCH=90)          CUDA 12 or 13      minutes"
 	@echo "  make test-cuda   GPU against CPU, tensor by tensor   a GPU (8.0+)       minutes"
+	@echo "  make test-emulated   the same on the CPU, no GPU     CUDA's headers     1-3 min, 2 cores"
 	@echo "  make figures     every figure: dev/figures/*.sh      a GPU, matplotlib  see README.md"
 	@echo "  make clean       remove what was built; runs/ stays"
 	@echo
@@ -112,6 +113,8 @@ train_%_gpu_fp32: train_%.cu $(HEADERS)
 test-cuda: cpu cuda
 	@for m in $(CUDA_MODELS); do bash dev/test_cuda.sh $$m || exit 1; done
 endif
+test-emulated: cpu
+	@bash dev/emulate/test.sh $(CUDA_MODELS)
 figures:
 	@for f in $(filter-out %/common.sh,$(wildcard dev/figures/*.sh)); do bash $$f || exit 1; done
 

@@ -455,8 +455,11 @@ static void test_sizes(void)
           "parameters: 1337280, got %zu", arena_elements(&plan.weights.params, "wte,wpe"));
     CHECK(plan.T == 34 && plan.V == 29, "copying 16 letters: T=34, V=29");
     double weights = 12.0 * 3 * 192 * 192 + 29 * 192, pairs = 12.0 * 192 * 17.5;
-    double flops = 4 * 34 * (6 * weights + 25 * pairs), got = model_flops(&plan);
-    CHECK(fabs(got - flops) <= 1e-12 * flops, "FLOPs a step: %g, got %g", flops, got);
+    for (int n = 1; n <= 3; n++) { // batches an update
+        plan.config.training.accumulate = n;
+        double flops = n * 4 * 34 * (6 * weights + 25 * pairs), got = model_flops(&plan);
+        CHECK(fabs(got - flops) <= 1e-12 * flops, "FLOPs a step: %g, got %g", flops, got);
+    }
     c.layers = 2;
     for (int model = QUADRATIC; model <= LINEAR; model++) {
         c.mix = model == LINEAR ? LINEAR_MIX : PAPER_MIX;

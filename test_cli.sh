@@ -291,17 +291,27 @@ test_text() {
     works $text --text moved --steps 40 --eval-every 10 --sample 4 --prompt th --out t25 --resume
     is "the sample of a resumed run" "$samples" "$(said)"
     same "resumed in the middle of an epoch" t40/checkpoint.safetensors t25/checkpoint.safetensors
+    cp fox $'fox\e[2J\x9b2J'
+    works $text --text $'fox\e[2J\x9b2J' --steps 0 --eval-batches 1
+    has "a name that commands a terminal" "^text: fox\?\[2J\?2J, " "$tmp/out"
+    has "a name that commands a terminal" "^held out: fox\?\[2J\?2J, " "$tmp/out"
     refused 3 "checksum [0-9a-f]{16}, this run's is" $text --text numbers --out t40 --resume
+    cp -r t40 valued
+    refused 3 "checksum.*this run's is" $text --text fox --val numbers --steps 50 --out valued \
+        --resume
     refused 3 "--context 6" ${text/--context 6/--context 5} --text fox --steps 50 --out t40 --resume
     works $text --text numbers --steps 0 --load t40/checkpoint.safetensors
     works $text --text fox --val numbers --steps 1 --out v
     has "--val" "^held out: numbers, 292 tokens, 48 windows" "$tmp/out"
+    refused 3 "checksum.*this run's is" $text --text fox --steps 2 --out v --resume
+    works $text --text fox --val numbers --steps 2 --out v --resume
     works $text --val fox --steps 0 --load t40/checkpoint.safetensors
     samples= # without a text; the same seed says the same, others say something else (D07)
     for seed in 1 1 0 2 18446744073709551615; do
         works $text --steps 0 --load t40/checkpoint.safetensors --sample 6 --seed $seed
         samples="$samples $(said | cksum | cut -d' ' -f1)"
     done
+    has "RESULT of a sample" "^RESULT .* first_99=-1 ms_per_step=" "$tmp/out"
     is "different samples of $samples" 4 "$(echo $samples | tr ' ' '\n' | sort -u | wc -l | xargs)"
     works $text --steps 0 --load t40/checkpoint.safetensors --sample 5 --prompt t --temperature 0
     samples=$(said)
@@ -315,13 +325,28 @@ test_text() {
 
 # Texts, tokenizers and samples that cannot be.
 test_refused_texts() {
-    local text="--task text --context 6 --batch-size 4 --text"
+    local file text="--task text --context 6 --batch-size 4 --text"
     printf 'caf\303\251 and a text that is long enough for one batch of windows' >latin
     printf '\357\273\277a text after a byte order mark, long enough for a batch' >marked
     : >nothing
     mkdir -p folder
     refused 2 "--text.*--task copying" $small --text fox
     refused 2 "--task text needs --text" --task text
+    refused 2 "--task text needs --text FILE, --val FILE or --sample" --task text --steps 0
+    refused 2 "--val fox: expected another file" $text fox --val fox
+    works $text fox --steps 1 --out own
+    for file in own/checkpoint.safetensors own/log.csv; do
+        refused 2 "$file: expected a text that is no part" $text $file --out own --force
+        refused 2 "$file: expected a text that is no part" $text $file --out own --resume
+        refused 2 "$file: expected a text that is no part" $text fox --val $file --out own --force
+    done
+    cp fox shrinking
+    "$train" $text shrinking --steps 1000000 --save-every 1 --out shrunk >"$tmp/out" 2>"$tmp/err" &
+    file=$!
+    wait_for shrunk/checkpoint.safetensors
+    : >shrinking
+    ends $file
+    clean "a text that is made shorter" 3 "^error: --text: changed while it was read"
     refused 3 "latin: the byte at offset 3 is 0xC3" --vocab ascii $text latin
     works $text latin --steps 1 --held-out 0.2 --out latin-run
     works --vocab ascii $text marked --steps 1 --held-out 0.2 --out marked-run
@@ -511,7 +536,8 @@ test_resume_killed() {
     refused 3 "--seed 1" $args --out killed --resume --seed 2
 }
 
-# Ctrl-C saves, says how to go on, exits 130; another run in its directory is refused (C21).
+# Ctrl-C saves without an evaluation, says how to go on, exits 130; another run in its directory is
+# refused (C21).
 test_interrupt() {
     local pid step
     set -m # without job control a shell's background programs ignore SIGINT
@@ -528,14 +554,27 @@ test_interrupt() {
     kill -INT $pid
     ends $pid
     is "exit code after SIGINT" 130 $code
-    has "after SIGINT" "--out int --resume" "$tmp/int"
+    has "after SIGINT" "^interrupted: saved, not evaluated; .* --out int --resume" "$tmp/int"
+    has "RESULT after SIGINT" "^RESULT .* first_99=[-0-9]+ ms_per_step=" "$tmp/int"
     step=$(saved_step int)
-    is "a checkpoint at the step of the last evaluation" \
-        "$step" "$(tail -1 int/log.csv | grep ',val,' | cut -d, -f1)"
+    is "evaluations after SIGINT" 0 "$(grep -c ',val,' int/log.csv)"
     is "rows of log.csv" "$(seq 0 $((step - 1)))" "$(grep ,train, int/log.csv | cut -d, -f1)"
     works $small --steps $((step + 5)) --out int --resume
     works $small --steps $((step + 5)) --out int2
     same_run "resumed after SIGINT" int int2
+    # in the middle of an evaluation that takes hours: no step is lost
+    "$train" $small --steps 2 --save-every 0 --eval-batches 999999999 --out long >"$tmp/int" 2>&1 &
+    pid=$!
+    for _ in $(seq 1000); do
+        grep -qs '^1,train' long/log.csv && break
+        sleep 0.02
+    done
+    sleep 0.2
+    kill -TERM $pid
+    ends $pid
+    is "exit code after SIGTERM during an evaluation" 143 $code
+    is "the step it saves" 2 "$(saved_step long)"
+    has "RESULT without an evaluation" "^RESULT .*steps=2 first_99=-1 ms_per_step=" "$tmp/int"
 }
 
 # 20 kills at any time of a run that saves at every step (G05): the checkpoint always loads, its

@@ -194,8 +194,8 @@ static void test_attention_derivatives(void)
     }
 }
 
-// test_attention_extremes: scores hundreds apart, rising and falling along the row, and of 1e4: as
-// the plain form; equal keys give the mean.
+// test_attention_extremes: scores a hundred apart, at random and rising or falling along the row:
+// as the plain form; equal scores of 1e4 give the mean.
 static void test_attention_extremes(void)
 {
     for (int k = 0; k < 4; k++, give_all_back()) {
@@ -418,10 +418,11 @@ static void test_goldens(void)
     goldens_check("dev/ref/gpt2_goldens", 6, 5, golden_sizes);
 }
 
-// test_widths: B06: odd channels and B = 1 to 3: decoding = parallel, all gradients are finite.
+// test_widths: B06: channels that fill no vector, B = 1 to 3: decoding = parallel, all gradients
+// are finite.
 static void test_widths(void)
 {
-    static const int sizes[][2] = {{4, 1}, {6, 3}, {12, 2}, {36, 4}, {100, 5}};
+    static const int sizes[][2] = {{4, 1}, {15, 3}, {12, 2}, {36, 4}, {100, 5}};
     for (int k = 0; k < 15; k++, give_all_back()) {
         const int *s = sizes[k / 3];
         Model *m = model_random(config_make(k % 3, k % 3 + 1, 7, s[0], s[1], 1));
@@ -550,8 +551,8 @@ static void tiny_load(void *path)
 }
 
 // published_variant: a copy of the tiny model's file as TMP/name, its tensors under a prefix; the
-// tensor `which` is left out (how 0), cut by one row (1), holds a NaN (2), or there is another one
-// beside it, under the name `extra` (3: changed, 4: the same numbers). The path.
+// tensor `which` is left out (how 0), cut by one row (1), holds a NaN (2), has a row of NaN more
+// (5) or another tensor beside it, `extra` (3: changed, 4: the same numbers). The path.
 static char *published_variant(const char *name, const char *prefix, const char *which, int how,
                                const char *extra)
 {
@@ -563,7 +564,10 @@ static char *published_variant(const char *name, const char *prefix, const char 
         const char *bare = e->name + (strncmp(e->name, "transformer.", 12) ? 0 : 12);
         const int same = which && !strcmp(bare, which);
         char *full = take(128);
-        double *data = take(st_count(e) * sizeof *data);
+        const size_t count = st_count(e), row = count / e->shape[0];
+        double *data = take((count + row) * sizeof *data);
+        for (size_t k = count; k < count + row; k++)
+            data[k] = NAN;
         st_read_real(file, e, data, sizeof *data);
         snprintf(full, 128, "%s%s", prefix, bare);
         StTensor t = {full, ST_F64, e->ndim, {0}, data};
@@ -572,9 +576,11 @@ static char *published_variant(const char *name, const char *prefix, const char 
             t.shape[0]--;
         if (same && how == 2)
             data[1] = NAN;
+        if (same && how == 5)
+            t.shape[0]++;
         if (!same || how)
             tensors[n++] = t;
-        if (same && how >= 3) {
+        if (same && extra) {
             double *changed = copy_of(data, st_count(e) * sizeof *data);
             changed[0] += how == 3;
             t.name = extra;
@@ -605,6 +611,7 @@ static void test_published(void)
         {"h.1.mlp.c_proj.bias", NULL, "h.1.mlp.c_proj.bias holds a NaN or Inf at element 1", 2},
         {"h.1.ln_1.weight", "h.2.ln_1.weight", "this model 2 layers", 3},
         {"wte.weight", "lm_head.weight", "lm_head.weight: expected the numbers of wte.weight", 3},
+        {"wte.weight", "transformer.lm_head.weight", "lm_head.weight: expected the numbers of", 3},
     };
     Model *m = tiny_make();
     StFile *file = st_open(TINY "logits.safetensors");
@@ -613,9 +620,10 @@ static void test_published(void)
     char *paths[] = {TINY "model.safetensors",
                      published_variant("bare", "", NULL, 0, NULL),
                      published_variant("prefixed", "transformer.", NULL, 0, NULL),
-                     published_variant("tied", "", "wte.weight", 4, "lm_head.weight")};
+                     published_variant("tied", "", "wte.weight", 4, "lm_head.weight"),
+                     published_variant("longer", "", "wpe.weight", 5, NULL)};
     fflush(stdout);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         arena_fill(&m->weights.params, CANARY);
         published_load(&m->weights.params, paths[i], PUBLISHED, m->L, "lm_head.weight", "wte");
         model_forward(m);

@@ -551,7 +551,7 @@ static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const f
     }
 }
 
-// matmul_forward: out (N,OC) = or, if accumulate += inp (N,C) weight (OC,C)^T + bias (OC), if any.
+// matmul_forward: out (N,OC) = (accumulate: +=) inp (N,C) weight (OC,C)^T + bias (OC), NULL: none.
 static void matmul_forward(float *out, const float *inp, const float *weight, const float *bias,
                            size_t N, size_t C, size_t OC, int accumulate)
 {
@@ -855,11 +855,11 @@ static void model_plan(Model *m, const Config *config)
 // and token; per channel and pair 17, and 8 in the products for exact; or 40 per channel and token.
 static double model_flops(const Model *m)
 {
-    const Mix mix = m->config.mix;
-    double pairs = mix.causal ? ((double)m->T + 1) / 2 : (double)m->T;
-    double layer = mix.model == LINEAR ? 40 : (mix.prenorm == EXACT ? 25 : 17) * pairs;
-    double weights = (double)(m->L * 3 * m->C * m->H + m->V * m->C);
-    return (double)(m->B * m->T) * (6 * weights + (double)(m->L * m->H) * layer);
+    const Config *c = &m->config;
+    double pairs = c->mix.causal ? ((double)m->T + 1) / 2 : (double)m->T;
+    double layer = c->mix.model == LINEAR ? 40 : (c->mix.prenorm == EXACT ? 25 : 17) * pairs;
+    double weights = (double)(m->L * 3 * m->C * m->H + m->V * m->C), n = c->training.accumulate;
+    return n * (double)(m->B * m->T) * (6 * weights + (double)(m->L * m->H) * layer);
 }
 
 // layer_acts: the activations of layer l.
@@ -1095,10 +1095,10 @@ static void train(Model *m, const Options *options)
     }
     const TaskOptions *o = &m->config.task_options;
     TaskShape s = m->task->shape(o);
-    double own = m->decode_B && s.prompt < m->T ? greedy(m) : -1;
+    double own = m->decode_B && s.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
     if (own >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
-    if (o->sample) {
+    if (o->sample && !*training_interrupted()) {
         decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
         task_show_sample(m->task, o);
     }
@@ -1190,8 +1190,8 @@ int main(int argc, char **argv)
     task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 1);
     model_plan(&model, &config);
     options_print(stdout, "", &options);
-    training_print("CausalRN", &model.weights, "wte,wpe", model_flops(&model), model.B * model.T,
-                   model_bytes(&model));
+    training_print("CausalRN", &model.weights, "wte,wpe", model_flops(&model),
+                   model.B * model.T * (size_t)config.training.accumulate, model_bytes(&model));
     model_alloc(&model);
     train(&model, &options);
     model_free(&model);

@@ -28,9 +28,9 @@
 // embedding, cross-entropy; [optimizer] AdamW; [model]; [train]; [main].
 //
 // Figures of the paper, each run on one H200 (README.md has the measurements):
-//   ./train_causalrn_gpu --preset copy-s128                  Fig. 2, 3 and 4: quadratic, 2000 steps
-//   ./train_causalrn_gpu --preset copy-s128 --model linear   Fig. 4
-//   --prenorm exact|approx|none, --postnorm yes|no, --activation exp|relu|elu|gelu: Fig. 2
+//   ./train_causalrn_gpu --preset copy-s128     Fig. 3: 59 s, 99% near step 166; 600 steps: Fig. 2,
+//     with --prenorm exact|approx|none, --postnorm yes|no, --activation exp|relu|elu
+//   ./train_causalrn_gpu --preset copy-s16 ... copy-s256, --model linear, --stop-at 0.99     Fig. 4
 // Differences from the paper: those of train_causalrn.c.
 
 #include "data/tasks.h"
@@ -157,8 +157,9 @@ typedef struct {
 
 // What the forward saves for the backward. Quadratic: ac, bc (B,T,H) what enters the pairs, va, vb
 // (B,T) (see prepare), scale (B,T), o_rstd (B,T) of the post norm, and for the fast kernels p
-// (B,T,H). Linear: carry (B,tiles,H), the log2 of the sum before each tile. While decoding the same
-// is what a layer remembers of B sequences: quadratic all b so far, linear max, sum (B,H) alone.
+// (B,T,H). Linear: carry (B,tiles,H), the sum before each tile, or its log2 (LOG). While decoding
+// the same is what a layer remembers of B sequences: quadratic all b so far, linear max, sum (B,H)
+// alone.
 typedef struct {
     floatX *ac, *bc, *p;
     float *va, *vb, *scale, *o_rstd, *carry, *max, *sum;
@@ -432,11 +433,12 @@ static int pair_fast(size_t H, Mix mix)
 #ifdef PRECISION_BF16
 // ---- quadratic, fast: all that is elementwise in pairs and channels is one add, one multiply, one
 // exponential and the sums; deviations and M run on the tensor cores. For a pair and channel with e
-// = exp(z): s_u = sum_v e, p_u = sum_v r e; backward, N summed over u (v) being the mean over
+// = exp(z): s_u = sum_v e, p_u = sum_v r e; backward, -N summed over u (v) being the mean over
 // channels of sum_u (sum_v) r g e,
 //   da_u = g p_u - mean - a_u sum_v M - (M b)_u
 //   db_v = sum_u r g e - mean - b_v sum_u M - (M^T a)_v
-// with M = r^2 (sum_h g e z)/H (T,T), of which -M is kept in bf16: the only thing of that size.
+// with M = r^2 (sum_h g e z)/H (T,T), the general kernels' M with its sign turned, of which -M is
+// kept in bf16: the only thing of that size.
 
 #define LN2 0.6931471805599453f
 enum { ROWS_U = 8, CHUNK_V = 96 };                              // forward
@@ -1373,8 +1375,8 @@ static size_t mix_scratch(size_t B, size_t T, size_t H, Mix mix)
     return pair_fast(H, mix) ? B * T * ((T + 31) / 32 * 32) * sizeof(floatX) : 0;
 }
 
-// mix_forward: out (B,T,H) = the layer's output for a, b (B,T,H), rows of these 2H apart; saved =;
-// [eq. 4-6]
+// mix_forward: out (B,T,H) = the layer's output for a, b (B,T,H), rows of these 2H apart; saved =
+// what the backward needs.  [eq. 4-6]
 static void mix_forward(floatX *out, Saved saved, const floatX *a, const floatX *b, size_t B,
                         size_t T, size_t H, Mix mix, cudaStream_t stream)
 {
@@ -1964,6 +1966,7 @@ typedef struct {
     Batch batch;    // the one that model_forward sees next, or has seen
     double loss;    // nats, mean over the supervised positions of the batch
     double targets; // of the update's batches so far
+    float *decoded; // logits (decode_B,V) on the host
 } Model;
 
 // model_name: the word for this configuration in RESULT lines and run directories.
@@ -1996,8 +1999,9 @@ static void model_plan(Model *m, const Config *config)
     const size_t xs = dump ? L + 1 : 1, abs = dump || linear ? L : 1;
     const size_t work = mix_scratch(B, T, H, config->mix);
     size_t partial = token_slices(V, C) * V * C;
-    for (int k = 1; k <= 2; k++) { // weight gradients: out_w, both sides
-        const size_t size = k * H * C + (k == 1 ? C : H), all = slices_of(B * T, size) * size;
+    for (int k = 0; k <= 2; k++) { // weight gradients: head_w, out_w, both sides
+        const size_t size = k == 0 ? V * C : k * H * C + (k == 1 ? C : H);
+        const size_t all = slices_of(B * T, size) * size;
         partial = partial > all ? partial : all;
     }
     const double std = 0.02, out_std = 0.02 / sqrt((double)L);
@@ -2083,7 +2087,8 @@ static double model_flops(const Model *m)
     double pairs = mix.causal ? ((double)m->T + 1) / 2 : (double)m->T;
     double layer = mix.model == LINEAR ? 40 : (mix.prenorm == EXACT ? 25 : 17) * pairs;
     double weights = (double)(m->L * 3 * m->C * m->H + m->V * m->C);
-    return (double)(m->B * m->T) * (6 * weights + (double)(m->L * m->H) * layer);
+    return (double)m->config.training.accumulate * (double)(m->B * m->T) *
+           (6 * weights + (double)(m->L * m->H) * layer);
 }
 
 // saved_at: of L layers' saved tensors those of layer l; N positions, H channels, carry of `tiles`
@@ -2167,7 +2172,6 @@ static void model_backward(Model *m)
 // t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
-    static float *logits;
     const size_t C = m->C, H = m->H, T = m->T, V = m->V, Vp = m->Vp;
     const Params p = m->params;
     const Copies w = m->copies;
@@ -2190,12 +2194,12 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
     }
     normalize_forward(d.dr, d.partial, decoder->x, D, C, stream);
     matmul_residual(decoder->logits, NULL, d.dr, w.head_w, NULL, D, C, Vp, stream);
-    if (!logits)
-        logits = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
-    CUDA_CHECK(cudaMemcpy2DAsync(logits, V * sizeof(float), decoder->logits, Vp * sizeof(float),
+    if (!m->decoded)
+        m->decoded = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
+    CUDA_CHECK(cudaMemcpy2DAsync(m->decoded, V * sizeof(float), decoder->logits, Vp * sizeof(float),
                                  V * sizeof(float), D, cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    return logits;
+    return m->decoded;
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -2497,16 +2501,16 @@ static void train(Model *m, const Options *options)
     }
     const TaskOptions *o = &m->config.task_options;
     TaskShape shape = m->task->shape(o);
-    double greedy_acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
-    if (greedy_acc >= 0)
+    double acc = m->decode_B && shape.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
+    if (acc >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
-    if (o->sample) {
+    if (o->sample && !*training_interrupted()) {
         decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
         task_show_sample(m->task, o);
     }
     if (log.steps >= MFU_STEPS)
         gemm_print_mfu(model_flops(m), log_ms_per_step(&log), FLOATX_TYPE, m->device.stream);
-    training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
+    training_result(&log, task, model, shape.size_name, shape.size, &val, acc,
                     log_ms_per_step(&log));
     log_close(&log);
 }
@@ -2596,7 +2600,7 @@ int main(int argc, char **argv)
     model_plan(&model, &config);
     options_print(stdout, "", &options);
     training_print("CausalRN, " PRECISION_NAME, &model.weights, "wte,wpe", model_flops(&model),
-                   model.B * model.T, model_bytes(&model));
+                   model.B * model.T * (size_t)config.training.accumulate, model_bytes(&model));
     model.device.name = cuda_start();
     cuda_memory_check(model_bytes(&model));
     const size_t free_bytes = cuda_memory_free();

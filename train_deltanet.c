@@ -483,7 +483,7 @@ static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const f
     }
 }
 
-// matmul_forward: out (N,OC) = or, if accumulate += inp (N,C) weight (OC,C)^T + bias (OC), if any.
+// matmul_forward: out (N,OC) = (accumulate: +=) inp (N,C) weight (OC,C)^T + bias (OC), NULL: none.
 static void matmul_forward(float *out, const float *inp, const float *weight, const float *bias,
                            size_t N, size_t C, size_t OC, int accumulate)
 {
@@ -1095,10 +1095,10 @@ static void train(Model *m, const Options *options)
     }
     const TaskOptions *o = &m->config.task_options;
     TaskShape s = m->task->shape(o);
-    double own = m->decode_B && s.prompt < m->T ? greedy(m) : -1;
+    double own = m->decode_B && s.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
     if (own >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
-    if (o->sample) {
+    if (o->sample && !*training_interrupted()) {
         decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
         task_show_sample(m->task, o);
     }

@@ -12,7 +12,7 @@
 //   S_t = S_{t-1} + phi(k_t) v_t^T,  z_t = z_{t-1} + phi(k_t),  phi(x) = elu(x) + 1
 //   out_t = S_t^T phi(q_t) / (phi(q_t) . z_t + 1e-6)     linear  [arXiv 2006.16236 eq. 7, 16-20]
 //
-// One block, of L:  x += W_proj attention(W_qkv norm(x));  x += W_out gelu(W_fc norm(x) + b) + b
+// A block, of L:  x += W_proj attention(W_qkv norm(x)),  x += W_out gelu(W_fc norm(x) + b1) + b2
 //
 //   --model              gpt2                      transformer               linear-transformer
 //   attention            softmax                   softmax                   linear
@@ -563,7 +563,7 @@ static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const f
     }
 }
 
-// matmul_forward: out (N,OC) = or, if accumulate += inp (N,C) weight (OC,C)^T + bias (OC), if any.
+// matmul_forward: out (N,OC) = (accumulate: +=) inp (N,C) weight (OC,C)^T + bias (OC), NULL: none.
 static void matmul_forward(float *out, const float *inp, const float *weight, const float *bias,
                            size_t N, size_t C, size_t OC, int accumulate)
 {
@@ -1187,10 +1187,10 @@ static void train(Model *m, const Options *options)
     }
     const TaskOptions *o = &m->config.task_options;
     TaskShape s = m->task->shape(o);
-    double own = m->decode_B && s.prompt < m->T ? greedy(m) : -1;
+    double own = m->decode_B && s.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
     if (own >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
-    if (o->sample) {
+    if (o->sample && !*training_interrupted()) {
         decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
         task_show_sample(m->task, o);
     }

@@ -4,14 +4,14 @@
 //   s_tu  = q_t . k_u / sqrt(HS),  out_t = sum_u exp(s_tu) v_u / sum_u exp(s_tu)      softmax
 //   s_tu  = phi(q_t) . phi(k_u),   out_t = sum_u s_tu v_u / (sum_u s_tu + 1e-6)       linear
 //   over u <= t, phi(x) = elu(x) + 1                [arXiv 1706.03762 eq. 1, 2006.16236 eq. 7]
-//   a block: x += W_proj attention(W_qkv norm(x));  x += W_out gelu(W_fc norm(x) + b) + b
+//   a block: x += W_proj attention(W_qkv norm(x)),  x += W_out gelu(W_fc norm(x) + b1) + b2
 //
 // Attention never stores anything of size T x T (FlashAttention: arXiv 2205.14135, 2307.08691): a
 // tile of queries walks over tiles of keys, the sums relative to a running maximum, and the
 // backward recomputes the weights from each row's log-sum-exp. BF16 with head sizes 64, 128 and 192
 // takes tensor cores; other sizes and FP32 a general kernel. Linear attention goes through the same
-// tiles with its own weights: for T up to 2048 this beats its form with a state (dev/attention/ has
-// both).
+// tiles with its own weights. Its form with a state, which by count does less from T = 256 (HS 64),
+// 448 (128), 640 (192) on, is in dev/attention/linear_attention.cu, not measured beside the tiles.
 //
 // nvcc -DPRECISION_BF16 (train_gpt2_gpu): weights and activations in bf16, through the typedef
 // floatX; fp32: master weights, the residual stream, which is kept of every block, statistics,
@@ -26,7 +26,7 @@
 // Sections: [cuda] types and reductions; [mix] attention; [block] LayerNorm, GELU; [layers] matrix
 // product, normalize, embedding, cross-entropy; [optimizer] AdamW; [model]; [train]; [main].
 //
-// Figures of the CausalRN paper, run on an H200 (README.md has the measurements):
+// Figures of the CausalRN paper, not run to their end; time of a step on an H200: README.md.
 //   ./train_gpt2_gpu --preset copy-s128                              Fig. 3, 4: the Transformer
 //   ./train_gpt2_gpu --preset copy-s128 --model linear-transformer   Fig. 4
 // Differences from the papers: those of train_gpt2.c.
@@ -307,9 +307,9 @@ static __device__ inline void forward_mask(float s[MT][OT / 8][4], float value, 
     }
 }
 
-// softmax_step: s = p relative to 2^top, from q.k, and sum += it. Where a row's largest logit has
-// outgrown its top by 2^8, every top moves up to its row's largest, and o and sum with it: what p
-// rounds to does not depend on top.
+// softmax_step: s = p relative to 2^top, from q.k, and sum += it. Where the largest exponent of one
+// of the warp's rows has outgrown its top by 8, the tops of all of them move up to their largest,
+// and o and sum with them: what p rounds to does not depend on top.
 template <int HS, int MT, int OT>
 static __device__ inline void softmax_step(float s[MT][OT / 8][4], float o[MT][HS / 8][4],
                                            float top[MT][2], float sum[MT][2])
@@ -762,7 +762,7 @@ static int attention_tiled(size_t HS)
 // attention_check: die over a head size that the general kernels' shared memory does not hold.
 static void attention_check(size_t HS)
 {
-    const size_t most = 3072;
+    const size_t most = 3072; // backward: a block has 192 KiB; where a GPU has less, LAUNCH dies
     if (HS > most)
         die(EXIT_USAGE, "--heads: heads of %zu channels, expected at most %zu on the GPU\n"
             "hint: more --heads; train_gpt2 takes any number", HS, most);
@@ -880,17 +880,21 @@ static void attention_backward_any(floatX *dqkv, const floatX *dout, const float
 #endif
 }
 
-// attention_forward: out (B,T,C) = softmax attention of qkv (B,T,3C), NH heads of C/NH channels;
-// lse (B,NH,T) = natural log of each row's sum of exp(q.k / sqrt(HS)), for the backward. qkv and
-// out start at a multiple of 16 bytes.
+// attention_forward: out (B,T,C) = softmax attention of qkv (B,T,3C): q at 0, k at C, v at 2C, and
+// head h of NH at h HS in each, HS = C / NH. Position t of a head sees u <= t; with causal = 0 all:
+//   s_tu = q_t . k_u / sqrt(HS),  lse_t = log sum_u exp(s_tu),  out_t = sum_u exp(s_tu - lse_t) v_u
+// lse (B,NH,T) = is kept for the backward pass, in nats; no (T,T) is stored. qkv and out start at a
+// multiple of 16 bytes. Dies unless C is a multiple of NH and T, C are at most 2^24.
 static void attention_forward(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T,
                               size_t C, size_t NH, int causal, cudaStream_t stream)
 {
     attention_forward_any(out, lse, qkv, B, T, C, NH, causal, 0, stream);
 }
 
-// attention_backward: dqkv (B,T,3C) = from dout (B,T,C) and what the forward had and left: out,
-// lse, qkv. scratch: (B,NH,T,2) floats. A position that sees only itself gets dq = 0 exactly.
+// attention_backward: dqkv (B,T,3C) = from dout (B,T,C) and the forward's out, lse and qkv. With
+// p_tu = exp(s_tu - lse_t), recomputed, and ds_tu = p_tu (dout_t . v_u - dout_t . out_t)/sqrt(HS):
+//   dq_t = sum_u ds_tu k_u,  dk_u = sum_t ds_tu q_t,  dv_u = sum_t p_tu dout_t
+// scratch: (B,NH,T,2) floats. A position that sees only itself gets dq = 0 exactly.
 static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out,
                                const float *lse, const floatX *qkv, float *scratch, size_t B,
                                size_t T, size_t C, size_t NH, int causal, cudaStream_t stream)
@@ -898,15 +902,20 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
     attention_backward_any(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, 0, stream);
 }
 
-// linear_attention_forward: out (B,T,C) = attention with weights phi(q).phi(k) / norm, norm
-// (B,NH,T) = their sum + 1e-6, phi = elu + 1; features that all underflow give 0.
+// linear_attention_forward: out (B,T,C) = linear attention of qkv (B,T,3C), laid out as for
+// attention_forward. Position t of a head sees u <= t; with causal = 0 all:
+//   s_tu = phi(q_t) . phi(k_u),  norm_t = sum_u s_tu + 1e-6,  out_t = sum_u s_tu v_u / norm_t
+// norm (B,NH,T) = is kept for the backward pass. Where every feature underflows to 0, out is 0.
 static void linear_attention_forward(floatX *out, float *norm, const floatX *qkv, size_t B,
                                      size_t T, size_t C, size_t NH, int causal, cudaStream_t stream)
 {
     attention_forward_any(out, norm, qkv, B, T, C, NH, causal, 1, stream);
 }
 
-// linear_attention_backward: dqkv (B,T,3C) = as attention_backward.
+// linear_attention_backward: dqkv (B,T,3C) = from dout (B,T,C), the forward's out, norm, qkv;
+// scratch: (B,NH,T,2) floats. With ds_tu = (dout_t . v_u - dout_t . out_t) / norm_t:
+//   dq_t = phi'(q_t) sum_u ds_tu phi(k_u),  dk_u = phi'(k_u) sum_t ds_tu phi(q_t),
+//   dv_u = sum_t s_tu / norm_t dout_t
 static void linear_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out,
                                       const float *norm, const floatX *qkv, float *scratch,
                                       size_t B, size_t T, size_t C, size_t NH, int causal,
@@ -917,8 +926,8 @@ static void linear_attention_backward(floatX *dqkv, const floatX *dout, const fl
 
 // ---- decoding
 
-// linear_decode_kernel: a block a sequence and head, a thread column i of the state S (HS,HS) and
-// element i of z (HS), which stand one behind the other: S += phi(k) v^T, z += phi(k), out = S^T
+// linear_decode_kernel: a block a sequence and head, a thread columns i of the state S (HS,HS) and
+// elements i of z (HS), which stand one behind the other: S += phi(k) v^T, z += phi(k), out = S^T
 // phi(q) / (phi(q) . z + 1e-6). Shared memory: 3 HS floats.
 static __global__ void linear_decode_kernel(floatX *out, float *state, const floatX *qkv, int C,
                                             int NH)
@@ -1681,6 +1690,7 @@ typedef struct {
     Batch batch;    // the one that model_forward sees next, or has seen
     double loss;    // nats, mean over the supervised positions of the batch
     double targets; // of the update's batches so far
+    float *decoded; // logits (decode_B,V) on the host
 } Model;
 
 #define MODELS "gpt2|transformer|linear-transformer"
@@ -1945,7 +1955,6 @@ static void model_backward(Model *m)
 // t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
-    static float *logits;
     const size_t C = m->C, NH = m->NH, T = m->T, V = m->V, Vp = m->Vp, HS = C / NH;
     const int gpt2 = m->config.model == GPT2;
     const Params all = m->params;
@@ -1979,12 +1988,12 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
     }
     norm_forward(d.dr, mean, rstd, memory.x, all.lnf_w, all.lnf_b, D, C, stream);
     matmul_residual(memory.logits, NULL, d.dr, m->copies.head_w, NULL, D, C, Vp, stream);
-    if (!logits)
-        logits = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
-    CUDA_CHECK(cudaMemcpy2DAsync(logits, V * sizeof(float), memory.logits, Vp * sizeof(float),
+    if (!m->decoded)
+        m->decoded = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
+    CUDA_CHECK(cudaMemcpy2DAsync(m->decoded, V * sizeof(float), memory.logits, Vp * sizeof(float),
                                  V * sizeof(float), D, cudaMemcpyDeviceToHost, stream));
     CUDA_CHECK(cudaStreamSynchronize(stream));
-    return logits;
+    return m->decoded;
 }
 
 // Where a published GPT-2 keeps each parameter; its linear layers are transposed, masks ignored.
@@ -2299,16 +2308,16 @@ static void train(Model *m, const Options *options)
     }
     const TaskOptions *o = &m->config.task_options;
     TaskShape shape = m->task->shape(o);
-    double greedy_acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
-    if (greedy_acc >= 0)
+    double acc = m->decode_B && shape.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
+    if (acc >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
-    if (o->sample) {
+    if (o->sample && !*training_interrupted()) {
         decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
         task_show_sample(m->task, o);
     }
     if (log.steps >= MFU_STEPS)
         gemm_print_mfu(model_flops(m), log_ms_per_step(&log), FLOATX_TYPE, m->device.stream);
-    training_result(&log, task, model, shape.size_name, shape.size, &val, greedy_acc,
+    training_result(&log, task, model, shape.size_name, shape.size, &val, acc,
                     log_ms_per_step(&log));
     log_close(&log);
 }

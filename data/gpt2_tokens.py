@@ -13,7 +13,8 @@ needs `pip install tiktoken`; decoding and tables need Python only.
 
 OUT.bin is 256 int32 (20240520, 1, number of tokens, zeros) and the tokens as uint16, all
 little-endian: what data/text.h and llm.c read. --end-of-text puts <|endoftext|> before the text.
-A text must be UTF-8; it is encoded in pieces, so it may be larger than the memory.
+A text must be UTF-8; it is encoded in pieces that end at blanks, so it may be larger than the
+memory. What is written takes a new name or replaces a regular file, never an input.
 """
 import argparse
 import array
@@ -22,6 +23,7 @@ import binascii
 import contextlib
 import io
 import os
+import stat
 import struct
 import sys
 import tempfile
@@ -35,21 +37,44 @@ PIECE = 1 << 20  # bytes of text encoded at once
 
 
 class Trouble(Exception):
-    """What stops the program: one line."""
+    """What stops the program: one line, and the exit code."""
+
+    def __init__(self, text, code=3):
+        super().__init__(text)
+        self.code = code
+
+
+def opened(path):
+    """A regular file, open for reading; a pipe must not wait."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            what = "a directory" if os.path.isdir(path) else "something else of that name"
+            raise Trouble(f"{path}: cannot read: expected a file, got {what}")
+        return open(path, "rb")
+    except OSError as e:
+        raise Trouble(f"{path}: cannot read: {e.strerror}")
 
 
 def read(path):
-    try:
-        with open(path, "rb") as f:
-            return f.read()
-    except OSError as e:
-        raise Trouble(f"{path}: cannot read: {e.strerror}")
+    with opened(path) as f:
+        return f.read()
+
+
+def not_an_input(path, inputs):
+    for other in inputs:
+        with contextlib.suppress(OSError):
+            if os.path.samefile(path, other):
+                raise Trouble(f"{path}: expected a file of its own to write, got the input {other}",
+                              2)
 
 
 @contextlib.contextmanager
 def replacing(path):
     """A file to write that takes the name `path` when all is written, and not before."""
     part = f"{path}.part-{os.getpid()}"
+    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
+        raise Trouble(f"{path}: cannot write: expected a new name or a regular file, got something "
+                      "else of that name")
     try:
         with open(part, "wb") as f:
             yield f
@@ -63,6 +88,16 @@ def replacing(path):
 
 def read_table(path):
     """The bytes of every token, in order, from either kind of file."""
+    words, number = read_words(path), {}
+    for i, word in enumerate(words):
+        if not 0 < len(word) < 256:
+            raise Trouble(f"{path}: token {i}: expected 1 to 255 bytes, got {len(word)}")
+        if number.setdefault(word, i) != i:
+            raise Trouble(f"{path}: tokens {number[word]} and {i} are the same bytes")
+    return words
+
+
+def read_words(path):
     data = read(path)
     if len(data) >= HEADER and struct.unpack("<I", data[:4])[0] == TABLE_MAGIC:
         version, n, end = struct.unpack("<3I", data[4:16])
@@ -83,6 +118,8 @@ def read_table(path):
             continue
         try:
             word, rank = line.split()
+            if int(rank) in ranks:
+                raise Trouble(f"{path}:{number}: token {int(rank)} is there twice")
             ranks[int(rank)] = base64.b64decode(word, validate=True)
         except (ValueError, binascii.Error):
             raise Trouble(f"{path}:{number}: expected base64 and a number, or a file that begins "
@@ -113,21 +150,28 @@ def encoder(words):
 def pieces(f, path, size):
     """The text of f in pieces of about `size` bytes. A piece ends where a blank follows what is
     none: no token goes over such a place, so the tokens are those of the whole text."""
-    rest, at = b"", 0
+    def blank_before(i):
+        start = i - 1
+        while start > max(0, i - 4) and rest[start] & 0xc0 == 0x80:
+            start -= 1
+        return rest[start:i].decode("utf-8", "replace").isspace()
+
+    rest, at = bytearray(), 0
     while True:
         more = f.read(size)
+        seen = max(1, len(rest))  # what was searched before has no such place
         rest += more
         cut = len(rest)
         if more:
-            cut = next((i for i in range(len(rest) - 1, 0, -1)
-                        if rest[i] in b" \n\r\t" and rest[i - 1] < 128
-                        and not rest[i - 1:i].isspace() and rest[i - 1] > 32), 0)
+            cut = next((i for i in range(len(rest) - 1, seen - 1, -1)
+                        if rest[i] in b" \n\r\t" and not blank_before(i)), 0)
         try:
             text = rest[:cut].decode("utf-8")
         except UnicodeDecodeError as e:
             raise Trouble(f"{path}: byte {at + e.start} is not UTF-8\nhint: iconv converts texts")
         yield text
-        rest, at = rest[cut:], at + cut
+        del rest[:cut]
+        at += cut
         if not more:
             return
 
@@ -145,13 +189,7 @@ def to_uint16(tokens):
 def encode(text_path, out_path, words, end_of_text=False, size=PIECE):
     """Returns (bytes of text, tokens)."""
     to_tokens, n = encoder(words), 0
-    try:
-        f = open(text_path, "rb")
-        f.read(1)
-        f.seek(0)
-    except OSError as e:
-        raise Trouble(f"{text_path}: cannot read: {e.strerror}")
-    with f, replacing(out_path) as out:
+    with opened(text_path) as f, replacing(out_path) as out:
         out.write(bytes(HEADER))
         if end_of_text:
             out.write(to_uint16([END]))
@@ -180,6 +218,8 @@ def read_tokens(path):
     if version != 1 or n < 0 or len(data) != HEADER + 2 * n:
         raise Trouble(f"{path}: expected version 1 and {HEADER} + 2 x tokens bytes, got version "
                       f"{version}, {n} tokens, {len(data)} bytes")
+    if n == 0:
+        raise Trouble(f"{path}: expected at least one token, its header says 0")
     tokens = array.array("H", data[HEADER:])
     if sys.byteorder == "big":
         tokens.byteswap()
@@ -232,6 +272,17 @@ def self_test(table):
         refused("a table with a line less", "got 50255 lines", read_table,
                 put("t", lines[lines.index(b"\n") + 1:]))
         refused("no table", "cannot read", read_table, os.path.join(d, "absent"))
+        line = lines.split(b"\n")
+        refused("a token twice", ":257: token 255 is there twice", read_table,
+                put("t", b"\n".join(line[:256] + [base64.b64encode(b"once more") + b" 255"]
+                                    + line[256:])))
+        refused("two tokens of the same bytes", "tokens 65 and 66 are the same", read_table,
+                put("t", b"\n".join(line[:66] + [line[65].split()[0] + b" 66"] + line[67:])))
+        refused("a token of no byte", "token 0: expected 1 to 255 bytes, got 0", read_table,
+                put("t", data[:HEADER] + b"\0" + data[HEADER + 2:]))
+        long = base64.b64encode(b"x" * 300) + b" 300"
+        refused("a token of 300 bytes", "token 300: expected 1 to 255 bytes, got 300", read_table,
+                put("t", b"\n".join(line[:300] + [long] + line[301:])))
         head = struct.pack("<256i", MAGIC, 1, 3, *[0] * 253)
         path = put("a.bin", head + struct.pack("<3H", 72, 256, END))
         decode(path, os.path.join(d, "a.txt"), words)
@@ -242,6 +293,8 @@ def self_test(table):
                 put("b.bin", head + bytes(4)))
         refused("tokens of version 2", "version 2", read_tokens,
                 put("b.bin", head[:4] + b"\2" + head[5:] + bytes(6)))
+        refused("no tokens", "at least one token", read_tokens,
+                put("b.bin", head[:8] + bytes(1016)))
         refused("text as tokens", "begins with", read_tokens, put("b.bin", b"text"))
         refused("a token of 17 bits", "does not fit", to_uint16, [1, 65536])
         text = ("It's  what\n\n we'll see:\t 100 %, \r\n\n \n caf\u00e9 \u00a0\u3000x \U0001f600"
@@ -250,6 +303,44 @@ def self_test(table):
             parts = list(pieces(io.BytesIO(text), "text", size))
             see(f"pieces of {size}", "".join(parts).encode() == text and
                 (size > 64 or len(parts) > 30))
+        chinese = ("\u6587\u5b57\n" * 20 + "\u3000\n\u00a0 ").encode() * 20
+        parts = list(pieces(io.BytesIO(chinese), "text", 64))
+        see("pieces of Chinese", "".join(parts).encode() == chinese and
+            max(map(len, parts)) < 128 and not any(p[-1:].isspace() for p in parts[:-1]))
+
+        def run(*args):
+            with contextlib.redirect_stderr(io.StringIO()) as err, \
+                    contextlib.redirect_stdout(io.StringIO()):
+                try:
+                    return main([*args]), err.getvalue()
+                except SystemExit as e:
+                    return e.code, err.getvalue()
+
+        def ends(what, code, words, *args):
+            got = run(*args)
+            see(f"{what}: {got}", got[0] == code and got[1].startswith("error: ") and
+                words in got[1])
+
+        file, one = os.path.join(d, "table"), put("one.bin", head + bytes(6))
+        link, fifo = os.path.join(d, "link"), os.path.join(d, "fifo")
+        os.symlink(one, link)
+        os.mkfifo(fifo)
+        before = read(one), read(file)
+        for target in (one, link, file):
+            ends("an output that is an input", 2, "got the input", "decode", one, target,
+                 "--table", file)
+        ends("a table over itself", 2, "got the input", "table", file, "--table", file)
+        ends("a text over itself", 2, "got the input", "encode", one, one, "--table", file)
+        os.remove(link)
+        os.symlink(os.path.join(d, "a.txt"), link)
+        for target in (link, fifo, os.devnull, d):
+            ends("an output that is no file", 3, "regular file", "decode", one, target, "--table",
+                 file)
+        ends("a pipe as input", 3, "expected a file", "decode", fifo, "x", "--table", file)
+        ends("a device as a table", 3, "expected a file", "table", "x", "--table", os.devnull)
+        ends("no table named", 2, "expected encode", "decode", one, "x")
+        ends("no such work", 2, "invalid choice", "encoed", one, "x")
+        see("the inputs are unchanged", before == (read(one), read(file)))
         refused("Latin-1", "byte 103 is not UTF-8", list,
                 pieces(io.BytesIO(b"a" * 100 + b"caf\xe9 "), "text", 10))
         try:
@@ -278,9 +369,14 @@ def self_test(table):
     return 1 if failed else 0
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        print(f"error: {message}\nhint: --help shows what there is", file=sys.stderr)
+        sys.exit(2)
+
+
 def main(argv):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", choices=("encode", "decode", "table"))
     parser.add_argument("paths", nargs="*", metavar="FILE")
     parser.add_argument("--table", metavar="FILE", help="gpt2.tiktoken or gpt2_tokenizer.bin")
@@ -294,6 +390,7 @@ def main(argv):
         if wanted is None or len(args.paths) != wanted or not args.table:
             parser.error("expected encode TEXT OUT.bin, decode IN.bin TEXT or table OUT, and "
                          "--table FILE")
+        not_an_input(args.paths[-1], args.paths[:-1] + [args.table])
         words = read_table(args.table)
         if args.what == "table":
             write_table(args.paths[0], words)
@@ -304,7 +401,7 @@ def main(argv):
             print(f"{args.paths[1]}: {size} bytes in {n} tokens")
     except Trouble as e:
         print(f"error: {e}", file=sys.stderr)
-        return 3
+        return e.code
     return 0
 
 

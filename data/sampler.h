@@ -40,7 +40,8 @@ static inline int sampler_descending(const void *a, const void *b)
     return (x < y) - (x > y);
 }
 
-// sampler_top_k: clear all of p (n) but the k largest; of equals the lower index stays.
+// sampler_top_k: clear all of p (n) but the k largest, 1 <= k <= n; of equals the lower index
+// stays.
 static inline void sampler_top_k(double *p, size_t n, size_t k)
 {
     double *sorted = (double *)alloc_zero(n, sizeof *sorted, "sampling");
@@ -67,8 +68,8 @@ static inline int sampler_choose(const Sampler *s, const void *logits, size_t re
     for (size_t i = 0; i < V; i++) {
         double x = real_at(logits, i, real_size);
         if (!is_finite_bits(x) && x != -INFINITY)
-            die(EXIT_FAIL, "sampling: the logit of token %zu at position %zu is %g", i, (size_t)t,
-                x);
+            die(EXIT_FAIL, "sampling: the logit of token %zu at position %zu is %g; expected a "
+                "finite one", i, (size_t)t, x);
         best = x > real_at(logits, best, real_size) ? i : best;
     }
     const double top = real_at(logits, best, real_size);

@@ -15,7 +15,7 @@
 
 enum { COPY_BOS, COPY_SEP, COPY_EOS, COPY_LETTER, COPY_LETTERS = 26, COPY_VOCAB = 29 };
 
-#ifndef COPYING_CAUSAL // dev/test_cuda.sh makes it 0 to compare BiRN on CPU and GPU
+#ifndef COPYING_CAUSAL // dev/test_cuda.sh, dev/emulate make it 0: BiRN on CPU and GPU
 #define COPYING_CAUSAL 1
 #endif
 
@@ -154,6 +154,20 @@ static inline size_t task_longest(TaskShape shape)
     return shape.T > shape.eval_T ? shape.T : shape.eval_T;
 }
 
+// task_not_written: die if a file of text is one that the run in --out writes or removes.
+static inline void task_not_written(const TaskOptions *o, const Training *t)
+{
+    const char *const inputs[] = {o->text.path, o->text.val_path, o->text.table_path};
+    const char *const outputs[] = {CHECKPOINT_NAME, "log.csv"};
+    char path[LOG_PATH];
+    for (int i = 0; i < 6 && t->out; i++) {
+        snprintf(path, sizeof path, "%s/%s", t->out, outputs[i % 2]);
+        if (text_same(inputs[i / 2], path))
+            die(EXIT_USAGE, "%s: expected a text that is no part of the run in --out, got its %s\n"
+                "hint: copy the file, or give another --out", inputs[i / 2], outputs[i % 2]);
+    }
+}
+
 // task_open: after the command line is parsed and before the model is planned: open files, encode
 // the prompt, die over what does not fit. A model with `learned_positions` speaks within T.
 static inline void task_open(const Task *task, TaskOptions *o, const Training *t, Options *options,
@@ -169,6 +183,9 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
     if (o->prompt && !o->sample)
         die(EXIT_USAGE, "--prompt needs --sample N, the number of tokens to say after it");
     if (!task->symbols) {
+        if (!o->text.path && !o->text.val_path && !o->sample && !t->dump)
+            die(EXIT_USAGE, "--task text needs --text FILE, --val FILE or --sample N");
+        task_not_written(o, t);
         text_open(&o->text, (size_t)t->batch_size, t->steps > 0 || t->dump);
         options->data_checksum = o->text.path ? o->text.checksum : NULL;
     }
@@ -181,8 +198,8 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
     o->read_n = o->prompt_n + (size_t)o->sample - 1;
     if (learned_positions && o->read_n > T)
         die(EXIT_USAGE, "--sample %d: after a prompt of %zu tokens the model would read %zu, it "
-            "learns %zu positions\nhint: at most --sample %zu, or a model of longer sequences",
-            o->sample, o->prompt_n, o->read_n, T, T + 1 > o->prompt_n ? T + 1 - o->prompt_n : 0);
+            "learns %zu positions\nhint: at most %zu tokens of prompt and --sample together, or a "
+            "model of longer sequences", o->sample, o->prompt_n, o->read_n, T, T + 1);
 }
 
 // One batch: what the model reads, what it should say and what it says. B and T are those of the
@@ -278,10 +295,10 @@ static inline void task_print(const Task *task, const TaskOptions *options, cons
                               const int *tokens, size_t n)
 {
     fputs(word, stdout);
-    for (size_t i = 0; i < n; i++)
-        if (!task->symbols)
-            text_print(&options->text, tokens[i]);
-        else if (!*task->symbols)
+    if (!task->symbols)
+        text_print(&options->text, tokens, n);
+    for (size_t i = 0; task->symbols && i < n; i++)
+        if (!*task->symbols)
             printf("%d ", tokens[i]);
         else
             putchar(tokens[i] >= 0 && (size_t)tokens[i] < strlen(task->symbols) ?
@@ -330,11 +347,13 @@ typedef struct {
 
 // task_eval_batches: how many batches an evaluation takes, where B sequences are trained on
 // together: --eval-batches, or as many as hold B sequences; of text no more than hold what is held
-// out.
+// out; none once the run is interrupted, so that it saves.
 static inline long task_eval_batches(const Task *task, const TaskOptions *options, size_t B)
 {
     const long asked = options->eval_batches;
     const size_t rows = task_eval_rows(task->shape(options), B);
+    if (*training_interrupted())
+        return 0;
     if (task->symbols)
         return asked ? asked : (long)((B + rows - 1) / rows);
     const size_t W = text_windows(&options->text.val, (size_t)options->text.context);
@@ -401,10 +420,15 @@ static inline void evaluation_curve(const Evaluation *e)
         die(EXIT_DATA, "--curve %s: cannot write: %s", e->curve, strerror(errno));
 }
 
-// evaluation_row: what is logged of an evaluation after `step` updates, NaN if there was no data;
-// writes the curve. The sums are used up.
+// evaluation_row: what is logged of an evaluation after `step` updates, NaN if there was no data or
+// the run was interrupted, perhaps in the middle; writes the curve. The sums are used up.
 static inline LogRow evaluation_row(Evaluation *e, long step)
 {
+    if (*training_interrupted()) {
+        free(e->asked);
+        free(e->right);
+        memset(e, 0, sizeof *e);
+    }
     LogRow row = {step, "val", e->nats / e->targets, e->score / e->sequences, 0, 0, 0, 0, 0, 0, 0};
     if (e->characters > 0)
         row.bits = e->nats / log(2.0) / e->characters;

@@ -21,6 +21,7 @@
 #include "../util/options.h"
 #include "../util/rng.h"
 #include "../util/safetensors.h"
+#include <signal.h>
 #include <sys/mman.h>
 
 enum { TEXT_BYTES, TEXT_ASCII, TEXT_GPT2 };
@@ -83,7 +84,7 @@ static inline uint32_t text_u32(const unsigned char *p)
     return (uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24;
 }
 
-// text_kind: what a file seems to be.
+// text_kind: what a file of bytes p (n) seems to be, in words for errors.
 static inline const char *text_kind(const unsigned char *p, size_t n)
 {
     const uint32_t magic = n >= 4 ? text_u32(p) : 0;
@@ -103,7 +104,17 @@ static inline const char *text_kind(const unsigned char *p, size_t n)
     return "plain text";
 }
 
-// text_map: a file in memory, read-only; `option` is named in errors.
+// text_on_bus_error: the handler for what a shortened file does to those who read its map.
+static inline void text_on_bus_error(int number)
+{
+    static const char line[] = "error: --text: changed while it was read: a file of text is "
+                               "shorter than at the start\n";
+    (void)number;
+    _exit(write(STDERR_FILENO, line, sizeof line - 1) < 0 ? EXIT_FAIL : EXIT_DATA);
+}
+
+// text_map: a file in memory, read-only; `option` is named in errors. If the file is made shorter,
+// reading it ends the program with EXIT_DATA.
 static inline TextFile text_map(const char *option, const char *path)
 {
     TextFile f = {path, NULL, 0, 0, 0, 1};
@@ -121,6 +132,7 @@ static inline TextFile text_map(const char *option, const char *path)
     if (map == MAP_FAILED)
         die(EXIT_DATA, "%s %s: cannot map %zu bytes: %s", option, path, f.bytes, strerror(errno));
     close(fd);
+    signal(SIGBUS, text_on_bus_error);
     f.map = (const unsigned char *)map;
     return f;
 }
@@ -184,14 +196,15 @@ static inline TextFile text_file(const char *option, const char *path, int vocab
     return f;
 }
 
-// text_checksum: text (17) = checksum of a file's size and bytes, in util/safetensors.h's formula:
-// of all bytes up to 16 MiB, else of 4096 pieces of 4 KiB spread over it.
+// text_checksum: text (17) = checksum of a file's size, the tokens of its part f and the file's
+// bytes, in util/safetensors.h's formula: of all up to 16 MiB, else of 4096 pieces of 4 KiB spread
+// over it.
 static inline void text_checksum(const TextFile *f, char *text)
 {
     enum { PIECES = 4096, PIECE = 4096 };
-    const uint64_t size = f->bytes;
+    const uint64_t sizes[] = {f->bytes, f->n};
     StSum sum = {0, 0, {0}, 0};
-    st_sum_add(&sum, &size, sizeof size);
+    st_sum_add(&sum, sizes, sizeof sizes);
     if (f->bytes <= PIECES * PIECE)
         st_sum_add(&sum, f->map, f->bytes);
     else
@@ -261,9 +274,9 @@ static inline void text_table(TextTable *table, const char *path, size_t V)
     const uint32_t end = text_u32(f.map + 12);
     if (version != 2)
         die(EXIT_DATA, "--tokenizer %s: expected version 2, got %u", path, version);
-    if (n != V || end >= n)
-        die(EXIT_DATA, "--tokenizer %s: expected %zu tokens, got %u, the end of a text being %u",
-            path, V, n, end);
+    if (n != V || end != V - 1)
+        die(EXIT_DATA, "--tokenizer %s: expected %zu tokens, got %u, the end of a text being %u, "
+            "expected %zu", path, V, n, end, V - 1);
     table->bytes = (unsigned char *)alloc_zero(f.bytes, 1, "tokenizer");
     table->at = (size_t *)alloc_zero(V + 1, sizeof *table->at, "tokenizer");
     table->n = V;
@@ -295,24 +308,27 @@ static inline size_t text_characters(const Text *t, const int *tokens, size_t n)
     return sum;
 }
 
-// text_print: what a token says, on stdout; '?' for what is no token, and for control characters
+// text_print: what tokens (n) say, on stdout; '?' for what is no token, and for control characters
 // other than tab and line feed, which a terminal might obey.
-static inline void text_print(const Text *t, int token)
+static inline void text_print(const Text *t, const int *tokens, size_t n)
 {
-    unsigned char byte = (unsigned char)token;
-    const unsigned char *p = &byte;
-    size_t n = 1;
-    if (token < 0 || (size_t)token >= text_V(t->vocab))
-        byte = '?';
-    else if (t->vocab == TEXT_GPT2 && t->table.n) {
-        p = t->table.bytes + t->table.at[token];
-        n = t->table.at[token + 1] - t->table.at[token];
-    } else if (t->vocab == TEXT_GPT2) {
-        printf("[%d]", token);
-        return;
+    enum { MOST = 256 }; // bytes of a token
+    char *all = (char *)alloc_zero(n, t->vocab == TEXT_GPT2 ? MOST : 1, "text to print"), *p = all;
+    for (size_t i = 0; i < n; i++) {
+        const int token = tokens[i];
+        if (token < 0 || (size_t)token >= text_V(t->vocab))
+            *p++ = '?';
+        else if (t->vocab != TEXT_GPT2)
+            *p++ = (char)token;
+        else if (!t->table.n)
+            p += snprintf(p, MOST, "[%d]", token);
+        else
+            for (size_t k = t->table.at[token]; k < t->table.at[token + 1]; k++)
+                *p++ = (char)t->table.bytes[k];
     }
-    for (size_t i = 0; i < n; i++)
-        putchar((p[i] < 32 && p[i] != '\n' && p[i] != '\t') || p[i] == 127 ? '?' : p[i]);
+    mask_controls(all, (size_t)(p - all), "\n\t");
+    fwrite(all, 1, (size_t)(p - all), stdout);
+    free(all);
 }
 
 // text_piece: bytes of the first piece of p (n), as GPT-2 cuts a text before it merges: 's 't 're
@@ -374,7 +390,8 @@ static inline size_t text_merge(const TextTable *table, int *tokens, size_t *sta
 }
 
 // text_encode: tokens (room for one more than the bytes of text) = what --prompt says; returns
-// their number, at least 1: without text a line feed or, for gpt2, the end of a text.
+// their number, at least 1: without text a line feed or, for gpt2, the end of a text. Dies over a
+// byte that no token says, and for gpt2 without a table.
 static inline size_t text_encode(const Text *t, int *tokens, const char *text)
 {
     const unsigned char *p = (const unsigned char *)text;
@@ -400,13 +417,23 @@ static inline size_t text_encode(const Text *t, int *tokens, const char *text)
     }
     free(start);
     free(pair);
-    for (size_t i = 0; i < count; i++)
+    for (size_t i = 0, at = 0; i < count; i++) {
         if (tokens[i] < 0)
-            die(EXIT_DATA, "--tokenizer %s: no token says byte %zu of --prompt", t->table_path, i);
+            die(EXIT_DATA, "--tokenizer %s: no token says 0x%02X, byte %zu of --prompt",
+                t->table_path, p[at], at);
+        at += t->table.at[tokens[i] + 1] - t->table.at[tokens[i]];
+    }
     return count;
 }
 
 // ---- start and end
+
+// text_same: 1 if both paths are names of one file.
+static inline int text_same(const char *a, const char *b)
+{
+    struct stat x, y;
+    return a && b && !stat(a, &x) && !stat(b, &y) && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
 
 // text_open: map the files, check every token, divide them. With `training` there must be a batch
 // of B windows to train on. Nothing is opened if neither --text nor --val is given.
@@ -419,10 +446,11 @@ static inline void text_open(Text *t, size_t B, int training)
         text_table(&t->table, t->table_path, text_V(t->vocab));
     if (training && !t->path)
         die(EXIT_USAGE, "--task text needs --text FILE, the text to train on");
-    if (t->path) {
+    if (text_same(t->path, t->val_path))
+        die(EXIT_USAGE, "--val %s: expected another file than --text: what is evaluated must not "
+            "be trained on\nhint: without --val the end of --text is held out", t->val_path);
+    if (t->path)
         t->train = text_file("--text", t->path, t->vocab);
-        text_checksum(&t->train, t->checksum);
-    }
     if (t->val_path)
         t->val = text_file("--val", t->val_path, t->vocab);
     else if (t->path) {
@@ -431,6 +459,8 @@ static inline void text_open(Text *t, size_t B, int training)
         t->train.n -= t->val.n;
         t->val.first += t->train.n * (size_t)t->train.width;
     }
+    if (t->path)
+        text_checksum(&t->train, t->checksum);
     if (training && t->train.n < need)
         die(EXIT_DATA, "--text %s: need %zu tokens for a batch (--batch-size %zu x --context %zu + "
             "1), have %zu to train on and %zu held out\nhint: a smaller --context or --batch-size",
@@ -439,13 +469,15 @@ static inline void text_open(Text *t, size_t B, int training)
         die(EXIT_DATA, "%s %s: need %zu tokens to evaluate (--context + 1), have %zu\nhint: a "
             "larger --held-out, or another file with --val", t->val_path ? "--val" : "--text",
             t->val.path, T + 1, t->val.n);
+    char name[4096];
     if (t->train.map)
-        printf("text: %s, checksum %s%s: %zu tokens to train on, %zu windows an epoch\n", t->path,
-               t->checksum, t->train.first == 3 ? ", byte order mark left out" : "", t->train.n,
+        printf("text: %s, checksum %s%s: %zu tokens to train on, %zu windows an epoch\n",
+               masked(t->path, name, sizeof name), t->checksum,
+               t->train.first == 3 ? ", byte order mark left out" : "", t->train.n,
                text_windows(&t->train, T));
     if (t->val.map)
         printf("held out: %s, %zu tokens, %zu windows; CR and LF are tokens like any other\n",
-               t->val.path, t->val.n, text_windows(&t->val, T));
+               masked(t->val.path, name, sizeof name), t->val.n, text_windows(&t->val, T));
 }
 
 // text_close: give everything back.

@@ -28,6 +28,7 @@ static const char help[] =
     "  --forward X  bound of the relative L2 error, number >= 0 (default: 1e-5; with --bf16 1e-2)\n"
     "  --grad X     the same for tensors named grads.* (default: 1e-4; with --bf16 2e-2)\n"
     "  --bf16       use the bounds for computations in bf16\n"
+    "  --all        a tensor that only one file has is a failure\n"
     "  --help       print this\n"
     "The largest error may be 10 times the bound times the largest value of the reference.\n"
     "Exit code: 0 all agree, 1 some do not or nothing is in common, 2 usage, 3 unreadable file.\n";

@@ -32,7 +32,13 @@ DASHES = ("-", "--", "-.", ":")
 
 
 class Trouble(Exception):
-    """What stops the program: one line."""
+    """What stops the program: one line. The data are wrong."""
+    code = 3
+
+
+class Misuse(Trouble):
+    """The command line is wrong."""
+    code = 2
 
 
 def log_path(run):
@@ -42,6 +48,8 @@ def log_path(run):
 def read_lines(path):
     """The lines of a log: (those up to and with the header, the rows)."""
     try:
+        if os.path.exists(path) and not os.path.isfile(path):  # a pipe would wait
+            raise Trouble(f"{path}: expected a file, got something else of that name")
         with open(path, encoding="utf-8") as f:
             lines = f.read().split("\n")
     except (OSError, UnicodeDecodeError) as e:
@@ -158,7 +166,7 @@ def band(curves):
 def labels(args):
     """A label for each run: those given, or the runs' names."""
     if args.label and len(args.label) != len(args.runs):
-        raise Trouble(f"--label: expected a name for each of the {len(args.runs)} runs, "
+        raise Misuse(f"--label: expected a name for each of the {len(args.runs)} runs, "
                       f"got {len(args.label)}")
     return args.label or [os.path.basename(os.path.normpath(run)) for run in args.runs]
 
@@ -166,7 +174,7 @@ def labels(args):
 def panels(args):
     """(name, labels, runs) of each panel; without --panel one of no name."""
     if args.panel and len(args.panel) != len(args.runs):
-        raise Trouble(f"--panel: expected a name for each of the {len(args.runs)} runs, "
+        raise Misuse(f"--panel: expected a name for each of the {len(args.runs)} runs, "
                       f"got {len(args.panel)}")
     named = {}
     for panel, label, run in zip(args.panel or [None] * len(args.runs), labels(args), args.runs):
@@ -261,9 +269,9 @@ def draw_hlines(axes, args):
     for hline in args.hline:
         value, _, label = hline.partition(":")
         try:
-            y = float(value)
+            y = finite(value)
         except ValueError:
-            raise Trouble(f"--hline: expected VALUE:LABEL, got {hline!r}")
+            raise Misuse(f"--hline: expected VALUE:LABEL, got {hline!r}")
         axes.axhline(y, color="0.45", linewidth=0.8, linestyle=(0, (4, 3)))
         axes.annotate(label, (1, y), xycoords=("axes fraction", "data"), xytext=(-4, 3),
                       textcoords="offset points", ha="right", fontsize=8, color="0.35")
@@ -289,9 +297,9 @@ def draw_zoom(axes, curves, args):
 def draw(plt, args):
     parts = panels(args)
     if args.zoom and (args.panel or args.points) or args.points and args.panel:
-        raise Trouble("--zoom, --panel, --points: expected one of them")
+        raise Misuse("--zoom, --panel, --points: expected one of them")
     if args.y == "first_99" and not args.points:
-        raise Trouble("--y first_99: a run has one, it makes no curve; add --points OPTION")
+        raise Misuse("--y first_99: a run has one, it makes no curve; add --points OPTION")
     n = len(parts) + bool(args.zoom)
     figure, axes = plt.subplots(1, n, figsize=(5.6 * n ** 0.75, 3.5), squeeze=False,
                                 sharey=bool(args.panel), layout="constrained")
@@ -333,11 +341,11 @@ def thin(args):
     """Write a log with every N-th training row, the first, the last, the first of accuracy 0.99,
     and all others (val)."""
     if len(args.runs) != 1:
-        raise Trouble(f"--thin: expected one run, got {len(args.runs)}")
+        raise Misuse(f"--thin: expected one run, got {len(args.runs)}")
     path = log_path(args.runs[0])
-    if os.path.exists(args.out) and os.path.samefile(path, args.out):
-        raise Trouble(f"--out: {args.out} is the log itself; give another name")
     head, rows = read_lines(path)
+    if os.path.exists(args.out) and os.path.samefile(path, args.out):
+        raise Misuse(f"--out: {args.out} is the log itself; give another name")
     read = read_log(path)
     train = [i for i, row in enumerate(read) if row["split"] == "train"]
     drop = set(train) - set(train[::args.thin] + train[-1:])
@@ -356,6 +364,13 @@ def write(path, text):
         raise Trouble(f"{path}: cannot write it: {e.strerror}")
 
 
+def finite(text):
+    x = float(text)
+    if not math.isfinite(x):
+        raise ValueError
+    return x
+
+
 def positive(text):
     n = int(text)
     if n < 1:
@@ -363,9 +378,14 @@ def positive(text):
     return n
 
 
+class Parser(argparse.ArgumentParser):
+    def error(self, message):
+        print(f"error: {message}\nhint: --help shows what there is", file=sys.stderr)
+        sys.exit(2)
+
+
 def parse(argv):
-    p = argparse.ArgumentParser(description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("runs", nargs="+", metavar="RUN", help="a run's directory, or a CSV file")
     p.add_argument("--out", metavar="FILE", help="the picture (or the thinned CSV)")
     p.add_argument("--svg", action="store_true", help="also write the picture as FILE.svg")
@@ -381,9 +401,9 @@ def parse(argv):
     p.add_argument("--smooth", type=positive, default=1, metavar="N", help="mean of N points")
     p.add_argument("--title")
     p.add_argument("--logy", action="store_true", help="logarithmic y axis")
-    p.add_argument("--xlim", nargs=2, type=float, metavar=("A", "B"))
-    p.add_argument("--ylim", nargs=2, type=float, metavar=("A", "B"))
-    p.add_argument("--zoom", nargs=2, type=float, metavar=("X0", "X1"), help="a second panel")
+    p.add_argument("--xlim", nargs=2, type=finite, metavar=("A", "B"))
+    p.add_argument("--ylim", nargs=2, type=finite, metavar=("A", "B"))
+    p.add_argument("--zoom", nargs=2, type=finite, metavar=("X0", "X1"), help="a second panel")
     p.add_argument("--hline", action="append", default=[], metavar="VALUE:LABEL",
                    help="a horizontal line; may be repeated")
     p.add_argument("--thin", type=positive, metavar="N", help="write every N-th row instead")
@@ -423,7 +443,7 @@ def main(argv):
             print(out)
     except Trouble as e:
         print(f"error: {e}", file=sys.stderr)
-        return 1
+        return e.code
     return 0
 
 

@@ -61,8 +61,8 @@ static void updates(size_t n, float g, long steps, double lr, double decay, doub
     *low = (float)copy;
 }
 
-// test_masters: updates of 6e-4 of a weight of 1, each below half a step of bf16, add up, and so
-// does weight decay of 1e-5 a step.  [cases.md A20]
+// test_masters: A20: updates of 6e-4 of a weight of 1, each below half a step of bf16, add up, and
+// so does weight decay of 1e-5 a step.
 static void test_masters(void)
 {
     double master, low;
@@ -82,8 +82,8 @@ static __global__ void fill_kernel(float *x, size_t n, int C)
         x[i] = (float)((i / C % 1001 * 37 + i % C * 11) % 101);
 }
 
-// test_large: normalize N rows of C, about 2^31 elements: the last rows are like those at the start
-// that have the same numbers.  [cases.md B09]
+// test_large: B09: normalize N rows of C, about 2^31 elements: the last rows are like those at the
+// start that have the same numbers.
 static void test_large(size_t N, size_t C)
 {
     enum { ROWS = 1001 };

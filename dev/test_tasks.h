@@ -7,7 +7,8 @@
 
 static size_t any_vocabulary = 29;
 
-// any_shape: T = string_size, V = any_vocabulary; nothing is visible, so BiRN may have it.
+// any_shape: T = string_size, V = any_vocabulary; no input shows a target, so a model that sees all
+// positions may have it.
 static TaskShape any_shape(const TaskOptions *options)
 {
     const size_t T = (size_t)options->string_size;
@@ -15,8 +16,8 @@ static TaskShape any_shape(const TaskOptions *options)
     return shape;
 }
 
-// any_fill: inputs (T) and targets (T), uniform. Each fourth target is left out, and in
-// one sequence of three one more: the numbers of targets differ.
+// any_fill: inputs (T) and targets (T), uniform. Of four targets one is left out, in one sequence
+// of three two: the numbers of targets differ.
 static void any_fill(const TaskOptions *options, uint64_t seed, uint64_t stream, int *inputs,
                      int *targets)
 {

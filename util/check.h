@@ -31,19 +31,46 @@
 // Exit codes. 0 is success.
 enum { EXIT_FAIL = 1, EXIT_USAGE = 2, EXIT_DATA = 3, EXIT_MEMORY = 4 };
 
+// mask_controls: in text (n bytes) '?' takes the place of what a terminal may obey: control
+// characters but those in `keep`, and bytes 0x80 to 0x9F outside of UTF-8 characters above U+009F.
+static inline void mask_controls(char *text, size_t n, const char *keep)
+{
+    unsigned char *p = (unsigned char *)text;
+    for (size_t i = 0; i < n; i++) {
+        const unsigned char c = p[i], next = i + 1 < n ? p[i + 1] : 0;
+        const size_t more = c < 0xc2 || c > 0xf4 ? 0 : c < 0xe0 ? 1 : c < 0xf0 ? 2 : 3;
+        const int least = c == 0xc2 || c == 0xe0 ? 0xa0 : c == 0xf0 ? 0x90 : 0x80; // of `next`
+        size_t k = 1;
+        while (k <= more && i + k < n && (p[i + k] & 0xc0) == 0x80)
+            k++;
+        if (more && k > more && next >= least)
+            i += more;
+        else if ((c < 32 && !(c && strchr(keep, c))) || (c > 126 && c < 0xa0))
+            p[i] = '?';
+    }
+}
+
+// masked: a copy of a name in room (size), without control characters.
+static inline const char *masked(const char *name, char *room, size_t size)
+{
+    snprintf(room, size, "%s", name);
+    mask_controls(room, strlen(room), "");
+    return room;
+}
+
 // print_message: `kind` and the message on stderr. A message of two lines is an error and its hint:
 // "--lr: expected a number above 0, got -1\nhint: ..."; every other control character, which can
 // only come from a value that is quoted, is shown as '?', so that no input can forge a line.
 static inline void print_message(const char *kind, const char *fmt, va_list args)
 {
     char text[8192];
-    const char *hint = NULL;
+    char *hint = NULL;
     vsnprintf(text, sizeof text, fmt, args);
-    for (const char *at = strchr(fmt, '\n') ? text : NULL; at && (at = strstr(at, "\nhint: "));)
+    for (char *at = strchr(fmt, '\n') ? text : NULL; at && (at = strstr(at, "\nhint: "));)
         hint = at++;
-    for (char *c = text; *c; c++)
-        if (c != hint && ((unsigned char)*c < 32 || *c == 127))
-            *c = '?';
+    mask_controls(text, hint ? (size_t)(hint - text) : strlen(text), "");
+    if (hint)
+        mask_controls(hint + 1, strlen(hint + 1), "");
     fflush(stdout);
     fprintf(stderr, "%s: %s\n", kind, text);
 }

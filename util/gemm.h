@@ -77,6 +77,7 @@ static inline uint32_t gemm_alignment(const void *p, size_t step)
 
 // gemm: see Gemm. fp32 sums, no TF32. To cuBLAS, which thinks in columns, out^T = y^T x^T. Shapes
 // and addresses alone choose the algorithm, and none may add atomically: same call, same bits.
+// Dies where cuBLASLt has no algorithm.
 static inline void gemm(const Gemm *g, cudaStream_t stream)
 {
     const cublasOperation_t ops[] = {CUBLAS_OP_N, CUBLAS_OP_T};
@@ -131,8 +132,8 @@ static inline void gemm(const Gemm *g, cudaStream_t stream)
 
 // ---- how fast they are
 
-// gemm_fill_kernel: x (n elements of 2 bytes or, with n even, of 4) = numbers of about 1 without a
-// pattern: a product of zeros is faster.
+// gemm_fill_kernel: x (words) = numbers of about 1 without a pattern, one fp32 or two bf16 a word:
+// a product of zeros is faster.
 static __global__ void gemm_fill_kernel(uint32_t *x, size_t words)
 {
     for (size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x; i < words;

@@ -47,7 +47,7 @@ enum { OPTIONS_MAX = 64, OPTION_VALUE_MAX = 256 };
 typedef struct {
     Option rows[OPTIONS_MAX];
     int n;
-    const char *data_checksum; // of the files trained on, stored in checkpoints; NULL: no files
+    const char *data_checksum; // of the file trained on and of its part; NULL: there is none
 } Options;
 
 // options_add: append n rows to the command line.

@@ -43,9 +43,11 @@ static inline void published_read(void *to, size_t real_size, StFile *file, cons
             "task's symbols and length, must fit the file", file->path, name,
             shape_text(want, dims, expected, sizeof expected), row->longer ? " or longer" : "",
             shape_text(e->shape, e->ndim, got, sizeof got));
-    const size_t n = st_count(e);
+    StEntry part = *e; // of a longer one the rows that are needed
+    part.shape[0] = want[0];
+    const size_t n = st_count(&part);
     void *all = alloc_zero(n, real_size, name);
-    st_read_real(file, e, all, real_size);
+    st_read_real(file, &part, all, real_size);
     const size_t bad = first_not_finite(all, n, real_size);
     if (bad < n)
         die(EXIT_DATA, "%s: %s holds a NaN or Inf at element %zu", file->path, name, bad);
@@ -87,8 +89,8 @@ static inline void published_load(Arena *a, const char *path, const Published *t
                         "must fit the file", path, name, L);
             }
         }
-        const StEntry *tied = head && !strcmp(row->ours, head_is) ? st_find(file, head) : NULL;
-        if (tied) {
+        const int ties = head && !strcmp(row->ours, head_is);
+        if (ties && published_find(file, head)) {
             const size_t n = tensor_size(t);
             void *x = alloc_zero(n, a->real_size, head);
             published_read(x, a->real_size, file, head, t->shape, tensor_dims(t), row);

@@ -2,7 +2,7 @@
 //
 // A checkpoint is a safetensors file: params.*, m.*, v.* in full precision, and string metadata:
 // architecture, format_version, step (updates done), every option that defines model, data and
-// training, and data_checksum, of the file trained on, if there is one. It replaces the run's
+// training, and data_checksum, of what is trained on, if that is a file. It replaces the run's
 // previous one at once or not at all.
 #ifndef SEQ_UTIL_TRAINING_H
 #define SEQ_UTIL_TRAINING_H
@@ -269,7 +269,8 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
     if (level <= DEFINES_DATA && (data || ours_data) &&
         (!data || !ours_data || strcmp(data, ours_data)))
         die(EXIT_DATA, "%s: was trained on a file of checksum %s, this run's is %s\nhint: give the "
-            "file it was trained on; --load FILE takes the weights only", path,
+            "file it was trained on, with or without --val as then; --load FILE takes the weights "
+            "only", path,
             data ? data : "(none)", ours_data ? ours_data : "(none)");
     size_t digits = step_text ? strspn(step_text, "0123456789") : 0;
     if (!digits || digits > 10 || step_text[digits] || strtol(step_text, NULL, 10) > 1000000000)
@@ -460,23 +461,28 @@ static inline int training_end(void)
 }
 
 // training_result: the RESULT line. first_99 is -1 if no training batch reached 99%; greedy < 0 if
-// the model does not decode.
+// the model does not decode. Without an evaluation (loss NaN) nothing is said of loss and accuracy.
 static inline void training_result(Log *log, const char *task, const char *model,
                                    const char *size_name, int size, const LogRow *val,
                                    double greedy, double ms_per_step)
 {
-    if (*training_interrupted())
-        log_line(log, "interrupted: the same options with --out %s --resume go on\n", log->dir);
-    log_line(log, "RESULT task=%s model=%s %s=%d steps=%ld first_99=%ld accuracy=%.4f ", task,
-             model, size_name, size, val->step, log->first_99, val->acc);
-    if (greedy >= 0)
+    const int evaluated = is_finite_bits(val->loss);
+    if (*training_interrupted() && log->csv)
+        log_line(log, "interrupted: saved%s; the same options with --out %s --resume go on\n",
+                 evaluated ? "" : ", not evaluated", log->dir);
+    log_line(log, "RESULT task=%s model=%s %s=%d steps=%ld first_99=%ld ", task, model, size_name,
+             size, val->step, log->first_99);
+    if (evaluated)
+        printf("accuracy=%.4f ", val->acc);
+    if (evaluated && greedy >= 0)
         printf("greedy_accuracy=%.4f ", greedy);
     if (val->bits > 0)
         printf("bits_per_char=%.4f ", val->bits);
     if (val->constant > 0)
         printf("scaled=%.4f constant=%.4f ", val->scaled, val->constant);
-    printf("loss=%.6f ms_per_step=%.3f seconds=%.1f\n", val->loss, ms_per_step,
-           seconds_now() - log->started);
+    if (evaluated)
+        printf("loss=%.6f ", val->loss);
+    printf("ms_per_step=%.3f seconds=%.1f\n", ms_per_step, seconds_now() - log->started);
 }
 
 #endif

@@ -93,6 +93,7 @@ static Attention attention_setup(size_t B, size_t T, size_t NH, size_t HS, int c
     return x;
 }
 
+// attention_free: give back what attention_setup took.
 static void attention_free(Attention *x)
 {
     BenchBuffer *all[] = {&x->inputs[0], &x->inputs[1], &x->inputs[2], &x->inputs[3], &x->out,

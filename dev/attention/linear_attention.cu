@@ -28,7 +28,7 @@
 //  9 linear_attention_forward and linear_attention_backward
 //
 // Products of 64 x 64 x 64 a head on paper, forward, T = 64 n: quadratic (HS/64) n (n + 1), chunks
-// (HS/64)^2 (1 + 2 + 64/HS) n: the chunks win from n = 3 (HS 64), 6 (128), 10 (192) on.
+// (HS/64)^2 (1 + 2 + 64/HS) n: the chunks win from n = 4 (HS 64), 7 (128), 10 (192) on.
 #include "attention_bench.cuh"
 
 #ifdef PRECISION_BF16

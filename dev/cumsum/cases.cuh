@@ -13,6 +13,7 @@ typedef struct {
     BenchType type;
 } Array;
 
+// array_new: n elements, NaN on the device, `shift` bytes past alignment, and 0 on the host.
 static inline Array array_new(size_t n, BenchType type, size_t shift)
 {
     Array a = {bench_alloc(n, type, shift), (float *)alloc_zero(n, 4, "values on the host"),
@@ -20,14 +21,17 @@ static inline Array array_new(size_t n, BenchType type, size_t shift)
     return a;
 }
 
+// array_upload: the device's elements = the host's, which become what their type rounds them to.
 static inline void array_upload(Array *a) { bench_upload(&a->d, a->type, a->h, a->n); }
 
+// array_output: what a kernel writes, to be held against a's reference.
 static inline BenchOutput array_output(const char *name, Array *a, double bound)
 {
     BenchOutput o = {name, &a->d, a->type, a->n, a->ref, bound};
     return o;
 }
 
+// arrays_free: give `count` arrays back.
 static inline void arrays_free(Array *a, int count)
 {
     for (int i = 0; i < count; i++)
@@ -78,6 +82,7 @@ static inline int run_small(RunShape run, const BenchOptions *small, int *cases)
     return failed;
 }
 
+// shape_given: whether the command line names a shape.
 static inline int shape_given(const BenchOptions *opt) { return opt->B || opt->T || opt->C; }
 
 // run_scan: the shape given on the command line, or the checks and the three shapes that are timed;

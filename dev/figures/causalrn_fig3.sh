@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # causalrn_fig3.sh: CausalRN against the Transformer. Copying S=128, loss over 2000 steps, and the
 # same from step 500 on. Both rest on a plateau, then fall almost vertically near step 200. The
-# plateau is S/(S+1) ln 26: letters guessed, the end known from its position. Six runs; about 5
-# minutes at 25 ms a step. The Transformer needs train_gpt2.cu, with a preset of the same name.
+# plateau is S/(S+1) ln 26: letters guessed, the end known from its position. Six runs; CausalRN's
+# three take 3 minutes on an H200.
 FIGURE=causalrn_fig3 STEPS=${STEPS:-2000} THIN=${THIN:-4} S=${S:-128}
 . "$(dirname "$0")/common.sh"
 

@@ -12,11 +12,18 @@
 #   RUNS=runs/figures             FIGURES=dev/figures      where runs, and pictures and data/, go
 #   DRAW_ONLY=1                   no runs: draw what is in $FIGURES/data
 # On the CPU, tiny: TRAINER=./train_causalrn SEEDS=1 STEPS=20 RUNS=/tmp/runs FIGURES=/tmp/figures
-#   EXTRA="--layers 1 --channels 16 --hidden 16 --batch-size 4"
+#   EXTRA="--layers 1 --channels 16 --batch-size 4"
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 : "${TRAINER:=./train_causalrn_gpu}" "${GPT2:=./train_gpt2_gpu}" "${SEEDS:=1 2 3}" "${EXTRA:=}"
 : "${RUNS:=runs/figures}" "${FIGURES:=dev/figures}" "${DRAW_ONLY:=}"
+number() { # NAME VALUE: die unless the value is a whole number from 0 on
+    case $2 in
+    "" | *[!0-9]*) echo "error: $1: expected a whole number, got \"$2\"" >&2 && exit 2 ;;
+    esac
+}
+for seed in $SEEDS; do number SEEDS "$seed"; done
+number STEPS "$STEPS" && number THIN "$THIN" && number S "${S:-1}"
 failed=0 files=() labels=() panels=()
 mkdir -p "$FIGURES/data" "$RUNS/$FIGURE" || exit 3
 

@@ -271,32 +271,32 @@ def compare(got, want, bound, largest=0.0):
     return "ok" if ok else "WRONG", relative, error[worst], worst
 
 
-def check_dump(path, tensors, metadata, forward_bound, grad_bound, out=print):
-    """Recompute a dump from its parameters and tokens; returns the number of tensors that fail."""
-    def need(name):
+def dump_check(path, metadata, choices):
+    """Refuse a dump whose metadata do not name one of the choices of each field."""
+    for field, words in choices.items():
+        if metadata.get(field) not in words:
+            raise Trouble(f"{path}: metadata {field} is {metadata.get(field)!r}; "
+                          f"expected {', '.join(words)}")
+
+
+def dump_problem(path, tensors, names):
+    """Parameters in float64 by name, inputs and targets of a dump."""
+    for name in (*(f"params.{name}" for name in names), "inputs", "targets"):
         if name not in tensors:
             raise Trouble(f"{path}: no tensor {name}")
-        return tensors[name]
-
-    for field, choices in CHOICES._asdict().items():
-        if metadata.get(field) not in choices:
-            raise Trouble(f"{path}: metadata {field} is {metadata.get(field)!r}; "
-                          f"expected {', '.join(choices)}")
-    v = Variant(*(metadata[field] for field in Variant._fields))
-    p = {name: need(f"params.{name}").astype(np.float64) for name in PARAMS}
-    inputs, targets = need("inputs"), need("targets")
-    V = len(p["wte"])
+    p = {name: tensors[f"params.{name}"].astype(np.float64) for name in names}
+    inputs, targets, V = tensors["inputs"], tensors["targets"], len(p["wte"])
     if inputs.min() < 0 or inputs.max() >= V or targets.min() < -1 or targets.max() >= V:
         raise Trouble(f"{path}: a token outside the vocabulary of {V}")
+    return p, inputs, targets
 
-    acts, loss = forward(p, inputs, targets, v)
-    grads = backward(p, acts, inputs, targets, v)
-    largest = max(np.linalg.norm(g.ravel()) for g in grads.values())
-    rows = [(f"acts.{name}", acts[name], forward_bound, 0) for name in ACTS]
+
+def dump_judge(tensors, acts, loss, grads, forward_bound, grad_bound, out):
+    """A line per tensor: a dump's against acts, loss and grads; returns how many fail."""
+    largest, failed = max(np.linalg.norm(g.ravel()) for g in grads.values()), 0
+    rows = [(f"acts.{name}", want, forward_bound, 0) for name, want in acts.items()]
     rows += [("loss", np.array([loss]), forward_bound, 0)]
-    rows += [(f"grads.{name}", grads[name], grad_bound, largest) for name in PARAMS]
-    failed = 0
-    out(f"{path}: {' '.join(f'{k}={x}' for k, x in v._asdict().items())}")
+    rows += [(f"grads.{name}", want, grad_bound, largest) for name, want in grads.items()]
     for name, want, bound, scale in rows:
         if name in tensors:
             verdict, relative, error, worst = compare(tensors[name], want, bound, scale)
@@ -308,6 +308,18 @@ def check_dump(path, tensors, metadata, forward_bound, grad_bound, out=print):
         out(f"  {name:14s} {shape:18s} relative L2 {relative:9.3g}  max error {error:9.3g} "
             f"at {index:14s} {verdict}")
     return failed
+
+
+def check_dump(path, tensors, metadata, forward_bound, grad_bound, out=print):
+    """Recompute a dump from its parameters and tokens; returns the number of tensors that fail."""
+    dump_check(path, metadata, CHOICES._asdict())
+    v = Variant(*(metadata[field] for field in Variant._fields))
+    p, inputs, targets = dump_problem(path, tensors, PARAMS)
+    acts, loss = forward(p, inputs, targets, v)
+    grads = backward(p, acts, inputs, targets, v)
+    out(f"{path}: {' '.join(f'{k}={x}' for k, x in v._asdict().items())}")
+    return dump_judge(tensors, {name: acts[name] for name in ACTS}, loss,
+                      {name: grads[name] for name in PARAMS}, forward_bound, grad_bound, out)
 
 
 # -----------------------------------------------------------------------------
@@ -349,19 +361,23 @@ def solve(p, inputs, targets, v):
     return tensors
 
 
+def golden_write(path, tensors, metadata):
+    """Write a golden, say what is in it and return its size."""
+    write_safetensors(path, tensors, metadata)
+    norms = [np.linalg.norm(x.ravel()) for name, x in tensors.items() if name.startswith("grads.")]
+    print(f"{path}: {os.path.getsize(path)} bytes, loss {tensors['loss'][0]:.6f}, "
+          f"gradient norms {min(norms):.2g} to {max(norms):.2g}")
+    return os.path.getsize(path)
+
+
 def write_goldens(directory):
     os.makedirs(directory, exist_ok=True)
     total = 0
     for name in GOLDENS:
         v = Variant(*name.split("-"))
         metadata = {**v._asdict(), "script": "dev/ref/causalrn.py", "numpy": np.__version__}
-        path = os.path.join(directory, name + ".safetensors")
-        tensors = solve(*small_problem(), v)
-        write_safetensors(path, tensors, metadata)
-        total += os.path.getsize(path)
-        norms = [np.linalg.norm(tensors[f"grads.{p}"].ravel()) for p in PARAMS]
-        print(f"{path}: {os.path.getsize(path)} bytes, loss {tensors['loss'][0]:.6f}, "
-              f"gradient norms {min(norms):.2g} to {max(norms):.2g}")
+        total += golden_write(os.path.join(directory, name + ".safetensors"),
+                              solve(*small_problem(), v), metadata)
     print(f"{len(GOLDENS)} files, {total} bytes")
 
 
@@ -435,8 +451,9 @@ def self_test():
     return 1 if failed else 0
 
 
-def main(argv):
-    parser = argparse.ArgumentParser(description=__doc__,
+def command_line(argv, doc, self_test, write_goldens, check_dump):
+    """What a reference does with its arguments; the exit code."""
+    parser = argparse.ArgumentParser(description=doc,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("dumps", nargs="*", metavar="DUMP", help="a file that --dump wrote")
     parser.add_argument("--bf16", action="store_true", help="the bounds of a BF16 binary")
@@ -461,4 +478,4 @@ def main(argv):
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command_line(sys.argv[1:], __doc__, self_test, write_goldens, check_dump))

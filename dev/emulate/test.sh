@@ -1,0 +1,302 @@
+#!/usr/bin/env bash
+# test.sh [MODEL...]: train_MODEL.cu, in FP32 and BF16, run on the CPU (emulate.h) and held against
+# ./train_MODEL, which is built; by default every model that has a .cu. It needs g++ and the headers
+# of the CUDA Toolkit, no GPU, and says SKIP without them. Every check is a row in
+# build/emulate/rows; ends with `N passed, N failed`.
+#
+# CUDA_HEADERS=DIR: where cuda_runtime.h and cublasLt.h are, if not beside nvcc. JOBS=N: checks at
+# once, by default as many as there are cores.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+build=build/emulate
+work=$(mktemp -d)
+trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
+jobs_max=${JOBS:-$(nproc)}
+export OMP_NUM_THREADS=1 # a check is one thread, and the checks are many
+
+# has_headers DIR: whether g++ finds in DIR what emulate.h includes
+has_headers() {
+    printf '#include <cuda_bf16.h>\n#include <cuda_runtime.h>\n#include <cublasLt.h>\n' |
+        g++ -x c++ -fsyntax-only -idirafter "$1" - 2>/dev/null
+}
+
+nvcc=$(command -v "${NVCC:-nvcc}")
+beside=$(dirname "$(realpath "${nvcc:-/}")")/../include
+for headers in ${CUDA_HEADERS:-$beside /usr/local/cuda/include /usr/include}; do
+    has_headers "$headers" && break
+    headers=
+done
+if [ -z "$headers" ]; then
+    echo "SKIP the GPU trainers on the CPU: no g++ with cuda_runtime.h, cuda_bf16.h and cublasLt.h"
+    echo "0 passed, 0 failed"
+    exit 0
+fi
+
+# background COMMAND...: run it beside others, at most jobs_max at once
+background() {
+    while [ "$(jobs -rp | wc -l)" -ge "$jobs_max" ]; do wait -n; done
+    "$@" &
+}
+
+# row NAME RESULT: one check's outcome, "ok ..." or "FAIL ..."
+row() { printf '%s: %s\n' "$1" "$2" >>"$work/rows"; }
+
+# compile SOURCE OUT FLAGS...: a CUDA source for the CPU. POISON: memory that was never written is
+# NaN; COPYING_CAUSAL=0: the copying task takes --causal no too
+compile() {
+    local source=$1 out=$2
+    shift 2
+    python3 dev/emulate/prepare.py "$source" "$out.cc" &&
+        g++ -std=gnu++20 -O1 -g1 -w -fopenmp -fno-strict-aliasing -fsanitize=alignment \
+            -fno-sanitize-recover=alignment -U_FORTIFY_SOURCE -DGIT_HASH='"emulation"' -DPOISON \
+            -DCOPYING_CAUSAL=0 -idirafter "$headers" -I. -include dev/emulate/emulate.h "$@" \
+            "$out.cc" -o "$out" >"$out.log" 2>&1 ||
+        row "compile $source" "FAIL $(head -n 3 "$out.log" | tr '\n' ' ')"
+}
+
+# small OPTIONS...: options = these and, where they leave it open, those of a tiny model
+small() {
+    local given=" $* " default
+    options=("$@")
+    for default in --batch-size:2 --string-size:9 --layers:1 --threads:1; do
+        [[ $given == *" ${default%:*} "* ]] || options+=("${default%:*}" "${default#*:}")
+    done
+}
+
+# worst LOG: the largest relative errors of a diff, forward and gradients, and their tensors
+worst() {
+    awk '$NF == "ok" || /DIFFERS/ { if ($3 ~ /^[0-9.e+-]+$/) {
+             k = $1 ~ /^grads/; if ($3 + 0 >= w[k] + 0) { w[k] = $3; n[k] = $1 } } }
+         END { printf "%s %s, %s %s", n[0], w[0], n[1], w[1] }' "$1"
+}
+
+# agree NAME OPTIONS...: the dumps of the oracle and of both precisions, with the bounds of
+# build/diff; BF16_GRAD: another for the gradients in BF16
+agree() {
+    local name="$model $1" dir precision program flag
+    dir=$(mktemp -d -p "$work")
+    shift
+    small "$@" --steps 0
+    export EMULATE_KERNELS=$work/kernels.$model
+    ${CPU:-./train_$model} "${options[@]}" --dump "$dir/cpu" >"$dir/log" 2>&1 ||
+        row "$name" "FAIL CPU: $(tail -n 2 "$dir/log" | tr '\n' ' ')"
+    for precision in fp32 bf16; do
+        program=$build/${model}_$precision flag=
+        [ $precision = bf16 ] && flag="--bf16 ${BF16_GRAD:+--grad $BF16_GRAD}"
+        if ! $program "${options[@]}" --dump "$dir/gpu" >"$dir/log" 2>&1; then
+            row "$name $precision" "FAIL $(tail -n 3 "$dir/log" | tr '\n' ' ')"
+        elif build/diff "$dir/cpu" "$dir/gpu" $flag >"$dir/diff"; then
+            row "$name $precision" "ok $(worst "$dir/diff")"
+        else
+            row "$name $precision" "FAIL $(grep DIFFERS "$dir/diff" | awk '{print $1, $3}' |
+                tr '\n' ' ' | cut -c 1-200)"
+        fi
+    done
+    rm -rf "$dir"
+}
+
+# trained NAME OPTIONS...: the same with weights after 30 of the oracle's steps: before the first
+# attention is nearly uniform, and a wrong query moves nothing that BF16's bounds would see
+trained() {
+    local name=$1 run
+    run=$(mktemp -d -p "$work")
+    shift
+    ./train_$model "$@" --steps 30 --batch-size 8 --layers 1 --threads 1 --lr 5e-3 --warmup 5 \
+        --schedule constant --out "$run/run" >"$run/log" 2>&1
+    agree "$name" "$@" --load "$run/run/checkpoint.safetensors"
+    rm -rf "$run"
+}
+
+# noncausal COMMAND...: with the oracle that takes --causal no
+noncausal() { CPU=$build/${model}_cpu_noncausal "$@"; }
+
+# columns LOG: step, split, loss, accuracy, rate, norm of a log.csv
+columns() { grep -v '^#' "$1" | cut -d , -f 1-6; }
+
+# losses NAME PRECISION BOUND OPTIONS...: three steps' losses beside the oracle's; under another
+# order of warps the same bits
+losses() {
+    local name="$model $1 $2" program=$build/${model}_$2 bound=$3 dir seed
+    dir=$(mktemp -d -p "$work")
+    shift 3
+    export EMULATE_KERNELS=$work/kernels.$model
+    small "$@" --steps 3
+    ./train_$model "${options[@]}" --out "$dir/cpu" >"$dir/log" 2>&1
+    for seed in 1 2; do
+        EMULATE_SEED=$seed $program "${options[@]}" --out "$dir/$seed" >"$dir/log" 2>&1 ||
+            row "$name" "FAIL $(tail -n 2 "$dir/log" | tr '\n' ' ')"
+    done
+    if paste -d , <(columns "$dir/cpu/log.csv") <(columns "$dir/1/log.csv") |
+        awk -F , -v bound="$bound" '
+            $2 == "train" { n++; e = ($9 - $3) / $3; e = e < 0 ? -e : e; if (e > worst) worst = e }
+            END { print n + 0, worst; exit !(n == 3 && worst <= bound) }' >"$dir/worst"; then
+        row "$name, losses" "ok largest difference $(cut -d ' ' -f 2 "$dir/worst")"
+    else
+        row "$name, losses" "FAIL steps, largest difference: $(cat "$dir/worst")"
+    fi
+    if cmp "$dir/1/checkpoint.safetensors" "$dir/2/checkpoint.safetensors" >"$dir/cmp" 2>&1 &&
+        diff <(columns "$dir/1/log.csv") <(columns "$dir/2/log.csv") >>"$dir/cmp"; then
+        row "$name, another order of warps" "ok same checkpoint and log"
+    else
+        row "$name, another order of warps" "FAIL $(head -n 3 "$dir/cmp" | tr '\n' ' ')"
+    fi
+    rm -rf "$dir"
+}
+
+# field NAME LOG: a value of the RESULT line
+field() { sed -nE "s/^RESULT .* $1=([^ ]+).*/\1/p" "$2"; }
+
+# decodes NAME STEPS OPTIONS...: weights that the oracle trains, not to the end, read back what the
+# oracle reads: as accurate when the model reads its own output, and the same example
+decodes() {
+    local name="$model $1, decoding" steps=$2 dir program a b
+    dir=$(mktemp -d -p "$work")
+    shift 2
+    export EMULATE_KERNELS=$work/kernels.$model
+    set -- "$@" --string-size 4 --batch-size 32 --threads 1
+    ./train_$model "$@" --steps $steps --schedule constant --out "$dir/run" >"$dir/log" 2>&1
+    for program in ./train_$model $build/${model}_fp32; do
+        $program "$@" --steps 0 --load "$dir/run/checkpoint.safetensors" \
+            >"$dir/$(basename $program)" 2>&1
+    done
+    a=$(field greedy_accuracy "$dir/train_$model") b=$(field greedy_accuracy "$dir/${model}_fp32")
+    if [ "$a" != 0.0000 ] && [ "$a" != 1.0000 ] && [ "$a" = "$b" ] &&
+        diff <(grep ^decoded "$dir/train_$model") <(grep ^decoded "$dir/${model}_fp32"); then
+        row "$name" "ok greedy accuracy $a on both"
+    else
+        row "$name" "FAIL greedy accuracy, expected between 0 and 1: CPU $a, GPU $b"
+    fi
+    rm -rf "$dir"
+}
+
+# tokens: a file of 300 of GPT-2's tokens, as data/gpt2_tokens.py writes them
+tokens() {
+    local i t
+    printf '\210\330\064\001\001\000\000\000\054\001\000\000'
+    head -c 1012 /dev/zero
+    for ((i = 0; i < 300; i++)); do
+        t=$((i * 7919 % 50257))
+        printf "\\x$(printf %02x $((t % 256)))\\x$(printf %02x $((t / 256)))"
+    done
+}
+
+# launched: every kernel of the .cu ran in some check
+launched() {
+    local never
+    never=$(comm -23 <(tr '\n' ' ' <train_$model.cu | grep -oE '__global__[^{;]*' |
+        grep -oE '\w+_kernel' | sort -u) <(grep -oE '\w+_kernel' "$work/kernels.$model" | sort -u))
+    [ -z "$never" ] && row "$model, every kernel" "ok all of them ran" ||
+        row "$model, every kernel" "FAIL never launched: $(tr '\n' ' ' <<<"$never")"
+}
+
+# faults: each of faults.cu is seen, and what is sound passes, under any order of warps
+faults() {
+    local name says seed
+    for seed in 1 2 3; do
+        EMULATE_SEED=$seed $build/faults sound >"$work/fault" 2>&1 && row "no fault, $seed" ok ||
+            row "no fault, $seed" "FAIL $(tail -n 1 "$work/fault")"
+        while IFS=: read -r name says; do
+            ! EMULATE_SEED=$seed $build/faults "$name" >"$work/fault" 2>&1 &&
+                grep -qE "${says# }" "$work/fault" && row "fault: $name, $seed" "ok seen" ||
+                row "fault: $name, $seed" "FAIL not seen: $(tail -n 1 "$work/fault")"
+        done < <($build/faults --list)
+    done
+}
+
+# gpt2_checks: head sizes of every kernel, rows that are not aligned, both vocabularies
+gpt2_checks() {
+    local m hs
+    background decodes gpt2 30 --model gpt2
+    background decodes transformer 60 --model transformer
+    background decodes linear-transformer 100 --model linear-transformer
+    for m in gpt2 transformer linear-transformer; do
+        background losses "$m" fp32 1e-4 --model $m
+        background losses "$m" bf16 1e-2 --model $m
+        background losses "$m --accumulate 3" fp32 1e-4 --model $m --accumulate 3
+        background losses "$m --accumulate 3" bf16 1e-2 --model $m --accumulate 3
+        background losses "$m HS=64" bf16 1e-2 --model $m --channels 64 --heads 1 --string-size 40
+        background agree "$m S=1 L=2" --model $m --string-size 1 --layers 2
+        for hs in 1 5 20; do
+            background agree "$m HS=$hs" --model $m --channels $((3 * hs)) --heads 3
+        done
+        for hs in 64 128 192; do
+            background trained "$m HS=$hs" --model $m --channels $hs --heads 1 --string-size 40
+        done
+        background agree "$m T=17 C=33 B=1" --model $m --task text --text README.md --context 17 \
+            --channels 33 --heads 3 --batch-size 1
+        background agree "$m text" --model $m --task text --text README.md --context 33
+        background agree "$m text, V=50257" --model $m --task text --vocab gpt2 --context 9 \
+            --text "$work/tokens.bin" --channels 8 --batch-size 1
+        background noncausal agree "non-causal $m" --causal no --model $m
+        background noncausal agree "non-causal $m HS=64" --causal no --model $m --channels 64 \
+            --heads 1 --string-size 40
+    done
+}
+
+# causalrn_checks: every norm and activation, widths of the fast and the general kernels
+causalrn_checks() {
+    local m h prenorm activation
+    for m in quadratic linear; do
+        background decodes "$m" 50 --model $m
+        background losses "$m" fp32 1e-4 --model $m --hidden 33
+        background losses "$m" bf16 1e-2 --model $m --hidden 33
+        background losses "$m --accumulate 3" fp32 1e-4 --model $m --accumulate 3 --hidden 64
+        background losses "$m --accumulate 3" bf16 1e-2 --model $m --accumulate 3 --hidden 64
+        background losses "$m H=192" bf16 1e-2 --model $m --hidden 192 --string-size 40
+        background agree "$m S=1 L=2" --model $m --string-size 1 --layers 2
+        for h in 33 64 192; do
+            background trained "$m H=$h" --model $m --hidden $h --string-size 40
+        done
+        background agree "$m C=33 B=1" --model $m --channels 33 --hidden 64 --batch-size 1
+        background agree "$m text" --model $m --task text --text README.md --context 65 --hidden 64
+        background agree "$m text, V=50257" --model $m --task text --vocab gpt2 --context 9 \
+            --text "$work/tokens.bin" --channels 8 --hidden 64 --batch-size 1
+    done
+    for prenorm in exact approx none; do
+        for activation in exp relu elu gelu; do
+            # as in dev/test_cuda.sh: rounding moves pairs across relu's step
+            [ $activation = relu ] && export BF16_GRAD=4e-2 || unset BF16_GRAD
+            background agree "quadratic $prenorm $activation" --prenorm $prenorm \
+                --activation $activation --hidden 64 --string-size 20
+        done
+        unset BF16_GRAD
+        background agree "quadratic $prenorm, no post norm" --prenorm $prenorm --postnorm no \
+            --hidden 64 --string-size 20
+        background noncausal agree "non-causal quadratic $prenorm" --causal no --prenorm $prenorm \
+            --hidden 64 --string-size 20
+        [ $prenorm = exact ] && continue
+        background agree "linear $prenorm" --model linear --prenorm $prenorm --string-size 20
+        background agree "linear $prenorm, no post norm" --model linear --prenorm $prenorm \
+            --postnorm no --hidden 64 --string-size 40
+        background noncausal agree "non-causal linear $prenorm" --causal no --prenorm $prenorm \
+            --model linear --hidden 33 --string-size 20
+    done
+}
+
+start=$(date +%s)
+mkdir -p $build
+[ $# -gt 0 ] || set -- $(ls train_*.cu | sed -E 's/train_(.*)\.cu/\1/')
+background compile dev/emulate/faults.cu $build/faults -Idev/emulate
+for model in "$@"; do
+    background compile train_$model.cu $build/${model}_bf16 -DPRECISION_BF16
+    background compile train_$model.cu $build/${model}_fp32
+    background gcc -std=gnu11 -O2 -march=native -fno-math-errno -fopenmp-simd -fopenmp \
+        -DCOPYING_CAUSAL=0 train_$model.c -o $build/${model}_cpu_noncausal -lm
+done
+wait
+compiled=$(date +%s)
+tokens >"$work/tokens.bin"
+background faults
+for model in "$@"; do
+    ${model}_checks
+done
+wait
+for model in "$@"; do
+    launched
+done
+sort "$work/rows" >$build/rows
+grep ': FAIL' $build/rows | sed -E 's/(.*): FAIL/FAIL \1:/'
+echo "$((compiled - start)) seconds of compiling, $(($(date +%s) - compiled)) of running"
+failed=$(grep -c ': FAIL' $build/rows) passed=$(grep -c ': ok' $build/rows)
+echo "$passed passed, $failed failed"
+[ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

@@ -1119,7 +1119,7 @@ static LogRow evaluate(Model *m, long step)
 {
     Evaluation sum = {0};
     const TaskOptions *options = &m->config.task_options;
-    for (long i = 0, n = task_eval_batches(m->task, options, m->batch.rows); i < n; i++) {
+    for (long i = 0; i < task_eval_batches(m->task, options, m->batch.rows); i++) {
         load_batch(m, STREAM_EVAL, i);
         model_forward(m);
         training_stop_if_bad("loss on fresh sequences", m->loss, step, &m->weights, &m->acts_arena);

@@ -16,9 +16,9 @@ The backward pass keeps every S_t and differentiates through M_t.
 
 Range, heads and convolution are in a dump's metadata. The gradients are written by hand from the
 equations; the self test and --golden hold every entry against the complex step Im f(x + ih)/h. What
-this model has in common with CausalRN (files, cross-entropy, comparing) is causalrn.py's.
+this model has in common with CausalRN (files, options, cross-entropy, comparing, complex step) is
+causalrn.py's.
 """
-import argparse
 import math
 import os
 import sys
@@ -26,8 +26,8 @@ from collections import namedtuple
 
 import numpy as np
 
-from causalrn import (Trouble, compare, cross_entropy, read_safetensors, sum_outer,
-                      write_safetensors)
+from causalrn import (Trouble, command_line, cross_entropy, dump_check, dump_judge, dump_made,
+                      dump_problem, golden_write, sum_outer)
 
 Variant = namedtuple("Variant", "eigenvalues conv qk_silu heads")
 CHOICES = {"eigenvalues": ("nonneg", "signed"), "conv": ("no", "yes"), "qk-silu": ("no", "yes")}
@@ -243,57 +243,21 @@ def backward(p, acts, inputs, targets, v):
     return grads
 
 
-def complex_step(p, inputs, targets, v, h=1e-30):
-    """Gradients of the loss from the forward pass alone: Im loss(p + ih e_i) / h, each i."""
-    grads = {}
-    for name in params_of(v):
-        grads[name] = np.zeros_like(p[name])
-        for i in np.ndindex(p[name].shape):
-            moved = p[name].astype(np.complex128)
-            moved[i] += 1j * h
-            grads[name][i] = forward({**p, name: moved}, inputs, targets, v)[1].imag / h
-    return grads
-
-
 # -----------------------------------------------------------------------------
 # dumps and goldens
 
 def check_dump(path, tensors, metadata, forward_bound, grad_bound, out=print):
     """Recompute a dump from its parameters and tokens; returns the number of tensors that fail."""
-    def need(name):
-        if name not in tensors:
-            raise Trouble(f"{path}: no tensor {name}")
-        return tensors[name]
-
-    for field, choices in CHOICES.items():
-        if metadata.get(field) not in choices:
-            raise Trouble(f"{path}: metadata {field} is {metadata.get(field)!r}; "
-                          f"expected {', '.join(choices)}")
+    dump_check(path, metadata, CHOICES)
+    if not metadata.get("heads", "").isdigit():
+        raise Trouble(f"{path}: metadata heads is {metadata.get('heads')!r}; expected a number")
     v = Variant(*(metadata[field] for field in CHOICES), int(metadata["heads"]))
-    p = {name: need(f"params.{name}").astype(np.float64) for name in params_of(v)}
-    inputs, targets = need("inputs"), need("targets")
-    V = len(p["wte"])
-    if inputs.min() < 0 or inputs.max() >= V or targets.min() < -1 or targets.max() >= V:
-        raise Trouble(f"{path}: a token outside the vocabulary of {V}")
+    p, inputs, targets = dump_problem(path, tensors, params_of(v))
     acts, loss = forward(p, inputs, targets, v)
     grads = backward(p, acts, inputs, targets, v)
-    largest = max(np.linalg.norm(g.ravel()) for g in grads.values())
-    rows = [(f"acts.{name}", acts[name], forward_bound, 0) for name in ACTS]
-    rows += [("loss", np.array([loss]), forward_bound, 0)]
-    rows += [(f"grads.{name}", grads[name], grad_bound, largest) for name in params_of(v)]
-    failed = 0
     out(f"{path}: {v.eigenvalues}, {v.heads} heads, convolution {v.conv}, SiLU {v.qk_silu}")
-    for name, want, bound, scale in rows:
-        if name in tensors:
-            verdict, relative, error, worst = compare(tensors[name], want, bound, scale)
-        else:
-            verdict, relative, error, worst = "missing", math.nan, math.nan, ()
-        failed += verdict != "ok"
-        index = "[" + ",".join(map(str, worst)) + "]"
-        shape = "(" + ",".join(map(str, want.shape)) + ")"
-        out(f"  {name:14s} {shape:18s} relative L2 {relative:9.3g}  max error {error:9.3g} "
-            f"at {index:14s} {verdict}")
-    return failed
+    return dump_judge(tensors, {name: acts[name] for name in ACTS}, loss,
+                      {name: grads[name] for name in params_of(v)}, forward_bound, grad_bound, out)
 
 
 def small_problem(v, B=2, T=5, C=6, H=7, L=2, V=7, seed=1):
@@ -312,20 +276,7 @@ def small_problem(v, B=2, T=5, C=6, H=7, L=2, V=7, seed=1):
 
 
 def solve(p, inputs, targets, v):
-    """All tensors of a dump; refuses when the two ways to the gradients disagree."""
-    acts, loss = forward(p, inputs, targets, v)
-    grads, again = backward(p, acts, inputs, targets, v), complex_step(p, inputs, targets, v)
-    largest = max(np.linalg.norm(g.ravel()) for g in again.values())
-    for name in params_of(v):
-        verdict, relative, _, _ = compare(grads[name], again[name], 1e-11, largest)
-        if verdict != "ok":
-            raise Trouble(f"{v}: grads.{name} is {relative:g} off the complex step")
-    tensors = {"inputs": inputs, "targets": targets}
-    tensors.update({f"params.{name}": p[name] for name in params_of(v)})
-    tensors.update({f"acts.{name}": acts[name] for name in ACTS})
-    tensors["loss"] = np.array([loss])
-    tensors.update({f"grads.{name}": grads[name] for name in params_of(v)})
-    return tensors
+    return dump_made(forward, backward, params_of(v), ACTS, p, inputs, targets, v)
 
 
 def every_variant(n):
@@ -344,13 +295,9 @@ def write_goldens(directory):
     for v in every_variant(2):
         kind = "conv" if v.conv == "yes" else "silu" if v.qk_silu == "yes" else "plain"
         path = os.path.join(directory, f"{v.eigenvalues}-{kind}.safetensors")
-        tensors = solve(*small_problem(v, C=4), v)
-        write_safetensors(path, tensors, {**metadata_of(v), "script": "dev/ref/deltanet.py",
-                                          "numpy": np.__version__})
-        total += os.path.getsize(path)
-        norms = [np.linalg.norm(tensors[f"grads.{p}"].ravel()) for p in params_of(v)]
-        print(f"{path}: {os.path.getsize(path)} bytes, loss {tensors['loss'][0]:.6f}, "
-              f"gradient norms {min(norms):.2g} to {max(norms):.2g}")
+        total += golden_write(path, solve(*small_problem(v, C=4), v),
+                              {**metadata_of(v), "script": "dev/ref/deltanet.py",
+                               "numpy": np.__version__})
     print(f"{total} bytes")
 
 
@@ -403,30 +350,5 @@ def self_test():
     return 1 if failed else 0
 
 
-def main(argv):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("dumps", nargs="*", metavar="DUMP", help="a file that --dump wrote")
-    parser.add_argument("--bf16", action="store_true", help="the bounds of a BF16 binary")
-    parser.add_argument("--golden", metavar="DIR", help="write the goldens there")
-    parser.add_argument("--self-test", action="store_true")
-    args = parser.parse_args(argv)
-    if args.self_test:
-        return self_test()
-    if not args.dumps and not args.golden:
-        parser.error("nothing to do: give a DUMP, --golden DIR or --self-test")
-    try:
-        if args.golden:
-            write_goldens(args.golden)
-        bounds = (1e-2, 2e-2) if args.bf16 else (1e-5, 1e-4)
-        failed = sum(check_dump(path, *read_safetensors(path), *bounds) for path in args.dumps)
-    except Trouble as e:
-        print(f"error: {e}", file=sys.stderr)
-        return 3
-    if args.dumps:
-        print(f"{failed} tensors differ" if failed else "all tensors agree")
-    return 1 if failed else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(command_line(sys.argv[1:], __doc__, self_test, write_goldens, check_dump))

@@ -26,7 +26,7 @@ from collections import namedtuple
 import numpy as np
 
 from causalrn import (Trouble, command_line, compare, cross_entropy, density, distribution,
-                      dump_check, dump_judge, dump_problem, golden_write, normalize,
+                      dump_check, dump_judge, dump_made, dump_problem, golden_write, normalize,
                       normalize_backward, sum_outer)
 
 Variant = namedtuple("Variant", "model causal heads")
@@ -199,18 +199,6 @@ def backward(p, acts, inputs, targets, v):
     return g
 
 
-def complex_step(p, inputs, targets, v, h=1e-30):
-    """Gradients of the loss from the forward pass alone: Im loss(p + ih e_i) / h, each i."""
-    grads = {}
-    for name in params_of(v):
-        grads[name] = np.zeros_like(p[name])
-        for i in np.ndindex(p[name].shape):
-            moved = p[name].astype(np.complex128)
-            moved[i] += 1j * h
-            grads[name][i] = forward({**p, name: moved}, inputs, targets, v)[1].imag / h
-    return grads
-
-
 # -----------------------------------------------------------------------------
 # dumps and goldens
 
@@ -244,20 +232,7 @@ def small_problem(v, B=2, T=5, C=6, L=2, V=7, seed=1):
 
 
 def solve(p, inputs, targets, v):
-    """All tensors of a dump; refuses when the two ways to the gradients disagree."""
-    acts, loss = forward(p, inputs, targets, v)
-    grads, again = backward(p, acts, inputs, targets, v), complex_step(p, inputs, targets, v)
-    largest = max(np.linalg.norm(g.ravel()) for g in again.values())
-    for name in params_of(v):
-        verdict, relative, _, _ = compare(grads[name], again[name], 1e-11, largest)
-        if verdict != "ok":
-            raise Trouble(f"{v}: grads.{name} is {relative:g} off the complex step")
-    tensors = {"inputs": inputs, "targets": targets}
-    tensors.update({f"params.{name}": p[name] for name in params_of(v)})
-    tensors.update({f"acts.{name}": acts[name] for name in ACTS})
-    tensors["loss"] = np.array([loss])
-    tensors.update({f"grads.{name}": grads[name] for name in params_of(v)})
-    return tensors
+    return dump_made(forward, backward, params_of(v), ACTS, p, inputs, targets, v)
 
 
 def every_variant(n):

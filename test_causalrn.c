@@ -524,12 +524,8 @@ static void test_convergence(void)
 // [main] The list of tests.
 
 static const TestRow TESTS[] = {
-    {"comparison", test_comparison, 0},
-    {"matmul", test_matmul, 0},
-    {"normalize", test_normalize, 0},
-    {"embed", test_embed, 0},
-    {"crossentropy", test_crossentropy, 0},
-    {"exp", test_exp, 0},
+    LAYER_TESTS,
+    MODEL_TESTS,
     {"psi", test_psi, 0},
     {"logcumsumexp", test_logcumsumexp, 0},
     {"log-sum-exp cases", test_lse_cases, 0},
@@ -538,28 +534,11 @@ static const TestRow TESTS[] = {
     {"linear = quadratic", test_linear_is_quadratic, 0},
     {"scale", test_scale, 0},
     {"extremes", test_extremes, 0},
-    {"model derivatives", test_model_derivatives, 0},
     {"goldens", test_goldens, 0},
     {"linear model", test_linear_model, 0},
-    {"decode", test_decode, 0},
-    {"refused", test_refused, 0},
-    {"independence", test_independence, 0},
-    {"poison", test_poison, 0},
-    {"ignored targets", test_ignored, 0},
     {"sizes", test_sizes, 0},
-    {"memory", test_memory, 0},
-    {"threads", test_threads, 0},
-    {"adamw", test_adamw, 0},
-    {"gradient norm", test_gradient_norm, 0},
-    {"zero gradients", test_zero_gradients, 0},
-    {"train step", test_train_step, 0},
-    {"accumulate", test_accumulate, 0},
-    {"unseen tokens", test_unseen, 0},
-    {"stop", test_stop, 0},
     {"options", test_options, 0},
-    {"resume", test_resume, 0},
     {"convergence", test_convergence, 0},
-    {"main preset", test_main_preset, 1},
 };
 
 // main: run every test, `long` the slow ones too, or the one that is named.

@@ -462,4 +462,16 @@ static inline void test_comparison(void)
     CHECK(!compare(x, size, zero, size, N, BOUND_GRAD_FP32, 1e-2).ok, "noise over it is seen");
 }
 
+// LAYER_TESTS: the rows of TESTS that this file has.
+#define LAYER_TESTS \
+    {"comparison", test_comparison, 0}, \
+    {"matmul", test_matmul, 0}, \
+    {"normalize", test_normalize, 0}, \
+    {"embed", test_embed, 0}, \
+    {"crossentropy", test_crossentropy, 0}, \
+    {"exp", test_exp, 0}, \
+    {"adamw", test_adamw, 0}, \
+    {"gradient norm", test_gradient_norm, 0}, \
+    {"zero gradients", test_zero_gradients, 0}
+
 #endif

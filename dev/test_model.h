@@ -5,15 +5,15 @@
 //
 // test_X.c defines, before it includes this file:
 //   VARIANTS, MAINS                   how many configurations the two functions below have
-//   MAIN_WORDS, SMALL                 words of --model, and options of a model that takes no time
+//   MAIN_WORDS, SMALL                 words of MAIN_OPTION (or else --model), and options of a
+//                                     model that takes no time
 //   CAUSAL(c), HEAD(m)                where a configuration says it, and the head, NULL if tied
+//   NO_POSITIONS                      where it may be decoded without end
 // and anywhere:
 //   variant_config(i, B, T, &c)       tiny configuration of variant i < VARIANTS; 0: there is none
 //   main_config(i, B, T, C, L)        that of model i < MAINS, as people would train it
 //   config_text(&c)                   the name of a variant
-//   MAIN_WORDS, SMALL                 words of MAIN_OPTION (or else --model), and options of a
-//                                     model that takes no time
-//   NO_POSITIONS                      where it may be decoded without end
+// and its list of tests begins with LAYER_TESTS and MODEL_TESTS.
 #ifndef SEQ_DEV_TEST_MODEL_H
 #define SEQ_DEV_TEST_MODEL_H
 
@@ -775,5 +775,22 @@ static inline int tests_run(const TestRow *tests, size_t n, int argc, char **arg
         die(EXIT_USAGE, "expected long, the name of a test or nothing, got \"%s\"", word);
     return test_report();
 }
+
+// MODEL_TESTS: the rows of TESTS that this file has.
+#define MODEL_TESTS \
+    {"model derivatives", test_model_derivatives, 0}, \
+    {"decode", test_decode, 0}, \
+    {"refused", test_refused, 0}, \
+    {"independence", test_independence, 0}, \
+    {"poison", test_poison, 0}, \
+    {"ignored targets", test_ignored, 0}, \
+    {"memory", test_memory, 0}, \
+    {"threads", test_threads, 0}, \
+    {"train step", test_train_step, 0}, \
+    {"accumulate", test_accumulate, 0}, \
+    {"unseen tokens", test_unseen, 0}, \
+    {"stop", test_stop, 0}, \
+    {"resume", test_resume, 0}, \
+    {"main preset", test_main_preset, 1}
 
 #endif

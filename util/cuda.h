@@ -158,9 +158,7 @@ static inline size_t device_rows(const DeviceTensor *t, size_t *pitch)
 // device_plan: lay out the n rows; nothing is allocated. a->bytes is then what device_alloc takes.
 static inline void device_plan(DeviceArena *a, const char *what, const DeviceTensor *rows, int n)
 {
-    if (n > TENSORS_MAX)
-        die(EXIT_FAIL, "%s: %d tensors, the table holds %d\nhint: raise TENSORS_MAX", what, n,
-            TENSORS_MAX);
+    arena_fits(what, n);
     memset(a, 0, sizeof *a);
     a->what = what;
     a->n = n;
@@ -172,10 +170,7 @@ static inline void device_plan(DeviceArena *a, const char *what, const DeviceTen
             continue;
         count = device_rows(&rows[i], &pitch);
         bytes = size_mul(size_mul(count, pitch, what), rows[i].size, what);
-        a->bytes += (bytes / DEVICE_ALIGN + 1) * DEVICE_ALIGN;
-        if (a->bytes < bytes)
-            die(EXIT_MEMORY, "%s do not fit in memory\nhint: make the model or the batch smaller",
-                what);
+        arena_grow(&a->bytes, (bytes / DEVICE_ALIGN + 1) * DEVICE_ALIGN, bytes, what);
     }
 }
 

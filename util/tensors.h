@@ -73,14 +73,29 @@ static inline size_t tensor_size(const Tensor *t)
     return n;
 }
 
+// arena_fits: die over more rows than a table holds.
+static inline void arena_fits(const char *what, int n)
+{
+    if (n > TENSORS_MAX)
+        die(EXIT_FAIL, "%s: %d tensors, the table holds %d\nhint: raise TENSORS_MAX", what, n,
+            TENSORS_MAX);
+}
+
+// arena_grow: *bytes += padded, the room of a tensor of `bytes_of_it`; dies if that wraps round.
+static inline void arena_grow(size_t *bytes, size_t padded, size_t bytes_of_it, const char *what)
+{
+    *bytes += padded;
+    if (*bytes < bytes_of_it)
+        die(EXIT_MEMORY, "%s do not fit in memory\nhint: make the model or the batch smaller",
+            what);
+}
+
 // arena_plan: lay out the n rows of `table`; nothing is allocated. a->bytes is then what
 // arena_alloc will take.
 static inline void arena_plan(Arena *a, const char *what, const Tensor *table, int n,
                               size_t real_size)
 {
-    if (n > TENSORS_MAX)
-        die(EXIT_FAIL, "%s: %d tensors, the table holds %d\nhint: raise TENSORS_MAX", what, n,
-            TENSORS_MAX);
+    arena_fits(what, n);
     memset(a, 0, sizeof *a);
     a->what = what;
     a->n = n;
@@ -89,10 +104,7 @@ static inline void arena_plan(Arena *a, const char *what, const Tensor *table, i
         size_t bytes = size_mul(tensor_size(&table[i]), real_size, table[i].name);
         a->table[i] = table[i];
         a->start[i] = a->bytes;
-        a->bytes += (bytes / ARENA_ALIGN + 2) * ARENA_ALIGN;
-        if (a->bytes < bytes)
-            die(EXIT_MEMORY, "%s do not fit in memory\nhint: make the model or the batch smaller",
-                what);
+        arena_grow(&a->bytes, (bytes / ARENA_ALIGN + 2) * ARENA_ALIGN, bytes, what);
     }
 }
 

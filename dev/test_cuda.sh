@@ -220,6 +220,14 @@ END
     [ "${noncausal}_bf16" -nt "train_$model.cu" ] ||
         nvcc $flags -DPRECISION_BF16 -o "${noncausal}_bf16"
     wait
+    # without optimisation a kernel takes more registers: each must still be launched, or said
+    [ "build/${model}_debug" -nt "train_$model.cu" ] ||
+        nvcc -G ${flags/-O3/} -DPRECISION_BF16 -o "build/${model}_debug"
+    # what a program sees of a driver for CUDA 11.4
+    printf 'int cuInit(unsigned f) { return (int)(f & 0); }
+int cuDriverGetVersion(int *v) { return *v = 11040, 0; }\n' >"$work/driver.c"
+    gcc -shared -fPIC "$work/driver.c" -o "$work/libcuda.so.1"
+    LD_LIBRARY_PATH=$work fails "a driver that is too old" 4 "driver too old: .* CUDA 11.4" $bf16
 }
 
 # noncausal COMMAND...: with the programs that take --causal no and whose memory starts as NaN
@@ -370,6 +378,7 @@ background trained
 wait $others_pid
 cat "$work/others.log"
 "${model}_noncausal"
+background losses "ten steps, built with -G" 1e-2 "build/${model}_debug"
 wait
 
 passed=0 failed=0

@@ -4,18 +4,21 @@
 //   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp
 //        [-DPRECISION_BF16] -o attention_backward dev/attention/attention_backward.cu
 //
-// ms (TFLOP/s, 10 HS a pair, though 14 are done) at (B,T,NH,HS), causal, L2 flushed. NOT YET
-// MEASURED.
-//    version                            (320,258,1,192)  (8,2048,16,128)  (16,1024,12,64)
-//  1 naive: a block a query, then a key, their weights in shared memory
-//  2 a warp a query, then a key; FP32's, and any head size's
-//  3 tiles: 16 queries, then keys, a warp, 32 others at a time
-//  4 64 others
-//  5 3 with more blocks a multiprocessor for dq
-//  6 3 in blocks of 8 warps: every tile fetched from L2 serves 128 rows
-//  7 4 in blocks of 8 warps
-//  9 attention_forward and attention_backward
-// 10 wgmma: 64 rows a warpgroup, 64 others (attention_hopper.cuh)
+// ms (TFLOP/s, 10 HS a pair, though 14 are done) at (B,T,NH,HS), causal, L2 flushed; an H200,
+// 2026-11-29.
+//    version                                    (320,258,1,192) (8,2048,16,128) (16,1024,12,64)
+//  1 naive: a block a query, then a key                 53.1 (0.4)
+//  2 a warp a query, then a key; FP32's                  8.2 (2.5)    129.1 (2.7)     42.0 (1.5)
+//  3 tiles: 16 queries, then keys, a warp, 32 other     0.249 (82)     1.78 (193)    0.394 (164)
+//  4 64 others                                          0.319 (64)     1.78 (193)    0.387 (166)
+//  5 3 with more blocks a multiprocessor for dq                        1.77 (194)    0.394 (164)
+//  6 3 in blocks of 8 warps: a tile serves 128 rows     0.294 (70)     1.92 (179)    0.470 (137)
+//  7 4 in blocks of 8 warps                                            1.81 (189)    0.429 (150)
+//  8 attention_backward                                 0.249 (82)     1.77 (194)    0.388 (166)
+//  9 attention_forward and attention_backward           0.322 (64)     2.24 (154)    0.508 (127)
+// 10 wgmma: 64 rows a warpgroup, 64 others                             1.19 (288)    0.358 (180)
+// The trainer has 3 or 4, by head size. wgmma (attention_hopper.cuh) is 1.5 times as fast at HS
+// 128, 1.08 at the 64 of GPT-2, and for one generation of GPUs: it stays here.
 //
 // On paper, in clocks of a multiprocessor for 64 x 64 pairs (mma.sync: some 1270 multiplications a
 // clock; shared memory: 128 bytes): head size 64: mma 1450, shared memory 1860; 128: 2890, 3730;

@@ -4,18 +4,21 @@
 //   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp
 //        [-DPRECISION_BF16] -o attention_forward dev/attention/attention_forward.cu
 //
-// ms (TFLOP/s, 4 HS a pair) at (B,T,NH,HS), causal, L2 flushed. NOT YET MEASURED.
-//    version                            (320,258,1,192)  (8,2048,16,128)  (16,1024,12,64)
-//  1 naive: a block a query, its scores in shared memory
-//  2 a warp a query, softmax as it goes; FP32's, and any head size's
-//  3 tiles: 16 queries a warp, 32 keys at a time
-//  4 16 queries, 64 keys
-//  5 32 queries, 32 keys: each key and value fetched from shared memory serves two products
-//  6 32 queries, 64 keys
-//  7 6 with fewer blocks a multiprocessor and no spills
-//  9 3 in blocks of 6 warps: T = 258 is three blocks of 96 queries, not five of 64
-// 10 wgmma: 64 queries a warpgroup, 64 keys (attention_hopper.cuh)
-// 11 wgmma, 128 keys
+// ms (TFLOP/s, 4 HS a pair) at (B,T,NH,HS), causal, L2 flushed; an H200, 2026-11-29.
+//    version                                    (320,258,1,192) (8,2048,16,128) (16,1024,12,64)
+//  1 naive: a block a query, its scores stored         9.2 (0.9)
+//  2 a warp a query, softmax as it goes; FP32's          4.2 (2.0)     44.8 (3.1)     22.2 (1.2)
+//  3 tiles: 16 queries a warp, 32 keys at a time       0.076 (107)    0.587 (234)    0.135 (190)
+//  4 16 queries, 64 keys                                0.105 (78)    0.588 (234)    0.128 (201)
+//  5 32 queries, 32 keys: a fetch serves 2 products                   0.472 (292)    0.121 (213)
+//  6 32 queries, 64 keys                                              0.477 (288)    0.121 (214)
+//  7 6 with fewer blocks an SM and no spills                                         0.125 (207)
+//  8 attention_forward                                 0.076 (108)    0.470 (292)    0.121 (212)
+//  9 3 in blocks of 6 warps: 258 = 96+96+66            0.076 (108)
+// 10 wgmma: 64 queries a warpgroup, 64 keys             0.090 (91)    0.429 (320)    0.166 (156)
+// 11 wgmma, 128 keys                                                                 0.154 (167)
+// The trainer has 3 or 5, by head size. wgmma (attention_hopper.cuh) gains 9% at HS 128 and
+// loses elsewhere: it stays here.
 //
 // On paper, in clocks of a multiprocessor for 64 x 64 pairs of head size 128 (mma.sync: some 1270
 // multiplications a clock; 16 exponentials; 128 bytes of shared memory):

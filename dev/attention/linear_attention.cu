@@ -15,17 +15,22 @@
 // with D = dout.out (in two bf16: high and low part). State and sums are fp32, bf16 only as an
 // operand. A block has 64 of Z's columns, so X Y^T is made HS/64 times.
 //
-// ms (TFLOP/s of the quadratic form: 4 and 10 HS a pair) at (B,T,NH,HS), causal, L2 flushed. NOT
-// YET MEASURED.
-//    version                            (320,258,1,192)  (8,2048,16,128)  (16,1024,12,64)
+// ms (TFLOP/s of the quadratic form: 4 and 10 HS a pair) at (B,T,NH,HS), causal, L2 flushed; an
+// H200, 2026-11-29.
+//    version                                    (320,258,1,192) (8,2048,16,128) (16,1024,12,64)
 //  forward
-//  1 naive: a block a query
-//  2 a warp a query; FP32's, and any head size's
-//  3 chunks
-//  8 quadratic tiles: linear_attention_forward
+//  1 naive: a block a query                              9.0 (0.9)
+//  2 a warp a query; FP32's, and any head size's         4.8 (1.7)     46.7 (2.9)     26.0 (1.2)
+//  3 chunks                                             0.179 (46)    0.223 (617)    0.083 (311)
+//  8 quadratic tiles: linear_attention_forward          0.092 (89)    0.544 (253)    0.131 (198)
 //  backward
-//  1, 2, 3, 8 as forward
-//  9 linear_attention_forward and linear_attention_backward
+//  1 naive                                              53.2 (0.4)
+//  2 a warp a row                                        9.0 (2.5)    141.8 (2.4)     41.0 (1.5)
+//  3 chunks                                             0.676 (30)     1.00 (342)    0.444 (145)
+//  8 quadratic tiles: linear_attention_backward         0.372 (55)     2.05 (167)    0.463 (139)
+//  9 linear_attention_forward and _backward             0.464 (44)     2.60 (132)    0.594 (109)
+// Chunks are 2.4 and 2 times as fast at T = 2048, 1.6 and 1.04 at 1024, and half as fast at 258,
+// the copying task's length, which the trainer's tiles are made for.
 //
 // Products of 64 x 64 x 64 a head on paper, forward, T = 64 n: quadratic (HS/64) n (n + 1), chunks
 // (HS/64)^2 (1 + 2 + 64/HS) n: the chunks win from n = 4 (HS 64), 7 (128), 10 (192) on.

@@ -982,7 +982,7 @@ static void linear_attention_decode(floatX *out, float *state, const floatX *qkv
 // [block] What stands around attention: LayerNorm, GELU.
 
 #define LAYERNORM_EPS 1e-5f
-enum { GELU_THREADS = 256, GELU_EACH = 4, COLUMN_SLICES = 128 };
+enum { GELU_THREADS = 256, COLUMN_SLICES = 176, COLUMN_THREADS = 256 };
 
 // From [layers]:
 static void normalize_forward(floatX *out, float *rstd, const float *x, size_t N, size_t C,
@@ -993,6 +993,14 @@ static void normalize_backward(floatX *dx, const floatX *dout, size_t pitch, con
 static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
                                          int slices, size_t n, size_t rest, size_t part,
                                          size_t step);
+
+// reciprocal: 1 / x on the special-function unit, relative error 2^-23; below 2^-126 it is 0.
+static __device__ inline float reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 
 // layernorm_forward_kernel: a warp a row.
 template <int WIDTH>
@@ -1106,58 +1114,126 @@ static void norm_backward(floatX *dx, float *dweight, float *dbias, float *parti
                 first);
     LAUNCH(layernorm_slices_kernel, (C + WARP - 1) / WARP * COLUMN_SLICES, ROW_WARPS * WARP, 0,
            stream, partial, dout, x, mean, rstd, N, K, (int)C, COLUMN_SLICES);
-    LAUNCH(slices_sum_kernel, (2 * C + GELU_THREADS - 1) / GELU_THREADS, GELU_THREADS, 0, stream,
-           dweight, dbias, partial, COLUMN_SLICES, C, C, C, 0);
+    LAUNCH(slices_sum_kernel, (2 * C + COLUMN_THREADS - 1) / COLUMN_THREADS, COLUMN_THREADS, 0,
+           stream, dweight, dbias, partial, COLUMN_SLICES, C, C, C, 0);
 }
 
-// gelu: x times p(x), in its tanh form (p = 1 / (1 + exp(-2 y)), y = sqrt(2/pi) (x + 0.044715 x^3);
-// beyond 30, where the cube may overflow, y is that of 30) or its erf form; *slope = its
-// derivative.
+// gelu: x times p = 1 / (1 + exp(-y)), y an odd polynomial; *slope = its derivative. TANH: y =
+// 2 sqrt(2/pi) (x + 0.044715 x^3). Else the erf form, where p is the normal distribution function
+// and y a fit to log(p / (1 - p)). Error at most 3e-7 max(1, |x|), of the slope 1e-6. y = -ln(2) x
+// sum_i c_i x^2i, in which x^2 is at most 30^2 or 6^2: p is 0 or 1 there.
 template <int TANH> static __device__ inline float gelu(float x, float *slope)
 {
-    const float root = 0.79788456080286536f, cubic = 0.044715f, a = fminf(fmaxf(x, -30), 30);
-    if (TANH) {
-        const float p = 1 / (1 + exp2_fast(-2 * LOG2E * root * (a + cubic * a * a * a)));
-        *slope = p + 2 * root * a * (1 + 3 * cubic * a * a) * p * (1 - p);
-        return x != x ? x : x * p;
+    const float tanh_form[] = {-2.3022082f, -0.10294324f};
+    const float erf_form[] = {-2.302209014f, -0.1048338121f, 9.208674431e-5f, 1.604630799e-4f,
+                              -1.160382740e-5f, 3.946843695e-7f, -5.429578177e-9f};
+    const int n = TANH ? 2 : 7;
+    const float *c = TANH ? tanh_form : erf_form;
+    const float square = fminf(x * x, TANH ? 900 : 36);
+    float y = c[n - 1], dy = (2 * n - 1) * c[n - 1];
+#pragma unroll
+    for (int i = n - 2; i >= 0; i--) {
+        y = fmaf(y, square, c[i]);
+        dy = fmaf(dy, square, (2 * i + 1) * c[i]);
     }
-    const float p = 0.5f * erfcf(-0.70710678118654752f * x);
-    *slope = p + x * 0.39894228040143268f * exp2_fast(-0.5f * LOG2E * x * x);
+    const float e = exp2_fast(fminf(x * y, 126)), p = reciprocal(1 + e);
+    *slope = p - LN2 * x * dy * (e * p * p); // e p p = p (1 - p), but exact where p rounds to 1
     return x * p;
 }
 
-// gelu_kernel: out (n) = gelu of x, or (dout not NULL) dout gelu'(x); out may be dout; n a multiple
-// of 4, as all are here: rows have 4C channels.
-template <int TANH>
-static __global__ void gelu_kernel(floatX *out, const floatX *dout, const floatX *x, size_t n)
+// gelu_forward_kernel: out (n) = gelu of x; n a multiple of VEC.
+template <int TANH, int VEC>
+static __global__ void gelu_forward_kernel(floatX *out, const floatX *x, size_t n)
 {
-    typedef Pack<floatX, GELU_EACH> Each;
-    const size_t i = (blockIdx.x * (size_t)GELU_THREADS + threadIdx.x) * GELU_EACH;
+    enum { AT_ONCE = 2 };
+    typedef Pack<floatX, VEC> Each;
+    const size_t first = blockIdx.x * (size_t)(GELU_THREADS * AT_ONCE * VEC) + threadIdx.x * VEC;
+    Each a[AT_ONCE] = {};
     float slope;
-    if (i >= n)
-        return;
-    Each a = *(const Each *)(x + i), d = dout ? *(const Each *)(dout + i) : Each{};
 #pragma unroll
-    for (int k = 0; k < GELU_EACH; k++) {
-        const float y = gelu<TANH>((float)a.v[k], &slope);
-        a.v[k] = (floatX)(dout ? (float)d.v[k] * slope : y);
+    for (int j = 0; j < AT_ONCE; j++)
+        if (first + j * GELU_THREADS * VEC < n)
+            a[j] = *(const Each *)(x + first + j * GELU_THREADS * VEC);
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) {
+#pragma unroll
+        for (int k = 0; k < VEC; k++)
+            a[j].v[k] = (floatX)gelu<TANH>((float)a[j].v[k], &slope);
+        if (first + j * GELU_THREADS * VEC < n)
+            *(Each *)(out + first + j * GELU_THREADS * VEC) = a[j];
     }
-    *(Each *)(out + i) = a;
 }
 
-// gelu_backward: dx (n) = dout (n) gelu'(x); dx may alias dout. Without dout: see gelu_forward.
-static void gelu_backward(floatX *dx, const floatX *dout, const floatX *x, size_t n, int tanh_form,
-                          cudaStream_t stream)
+// gelu_forward: out (N,OC) = gelu of x (N,OC), in its tanh form or its erf form; OC a multiple of
+// 4; out may be x.
+static void gelu_forward(floatX *out, const floatX *x, size_t N, size_t OC, int tanh_form,
+                         cudaStream_t stream)
 {
-    const size_t each = GELU_THREADS * GELU_EACH, grid = (n + each - 1) / each;
-    WITH_FLAG(TANH, tanh_form,
-              LAUNCH(gelu_kernel<TANH>, grid, GELU_THREADS, 0, stream, dx, dout, x, n));
+    const size_t vec = OC % 8 ? 4 : 8, each = 2 * GELU_THREADS * vec, n = N * OC;
+    WITH_FLAG(TANH, tanh_form, WITH_FLAG(WIDE, vec == 8,
+              LAUNCH((gelu_forward_kernel<TANH, WIDE ? 8 : 4>), (n + each - 1) / each,
+                     GELU_THREADS, 0, stream, out, x, n)));
 }
 
-// gelu_forward: out (n) = gelu of x (n), in its tanh form or its erf form.
-static void gelu_forward(floatX *out, const floatX *x, size_t n, int tanh_form, cudaStream_t stream)
+// gelu_backward_kernel: dx (N,OC) = dout gelu'(x), and partial (slices,OC) = its column sums over a
+// slice of K rows: a warp a row of 32 VEC columns, ROW_WARPS of them side by side.
+template <int TANH, int VEC>
+static __global__ void gelu_backward_kernel(floatX *dx, float *partial, const floatX *dout,
+                                            const floatX *x, size_t N, size_t K, int OC, int slices)
 {
-    gelu_backward(out, NULL, x, n, tanh_form, stream);
+    enum { AT_ONCE = 2 };
+    typedef Pack<floatX, VEC> Each;
+    __shared__ float sums[ROW_WARPS][WARP * VEC];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slice = blockIdx.x % slices;
+    const int o = (blockIdx.x / slices * WARP + lane) * VEC;
+    const size_t end = min((slice + 1) * K, N);
+    float sum[VEC] = {}, slope;
+    for (size_t row = slice * K + warp; row < end && o < OC; row += AT_ONCE * ROW_WARPS) {
+        Each a[AT_ONCE], d[AT_ONCE]; // all on their way before the first is needed
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const size_t at = min(row + j * ROW_WARPS, end - 1) * OC + o;
+            a[j] = *(const Each *)(x + at);
+            d[j] = *(const Each *)(dout + at);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            if (row + j * ROW_WARPS >= end)
+                break;
+#pragma unroll
+            for (int k = 0; k < VEC; k++) {
+                gelu<TANH>((float)a[j].v[k], &slope);
+                d[j].v[k] = (floatX)((float)d[j].v[k] * slope);
+                sum[k] += (float)d[j].v[k];
+            }
+            *(Each *)(dx + (row + j * ROW_WARPS) * OC + o) = d[j];
+        }
+    }
+    for (int k = 0; k < VEC; k++)
+        sums[warp][lane * VEC + k] = sum[k];
+    __syncthreads();
+    for (int k = threadIdx.x; k < WARP * VEC; k += ROW_WARPS * WARP) {
+        const int column = blockIdx.x / slices * WARP * VEC + k;
+        float total = 0;
+        for (int i = 0; i < ROW_WARPS; i++)
+            total += sums[i][k];
+        if (column < OC)
+            partial[(size_t)slice * OC + column] = total;
+    }
+}
+
+// gelu_backward: dx (N,OC) = dout (N,OC) gelu'(x), dbias (OC) += its column sums; dx may alias
+// dout; OC a multiple of 4. partial (COLUMN_SLICES,OC): scratch.
+static void gelu_backward(floatX *dx, float *dbias, float *partial, const floatX *dout,
+                          const floatX *x, size_t N, size_t OC, int tanh_form, cudaStream_t stream)
+{
+    const size_t vec = OC % 8 ? 4 : 8, K = (N + COLUMN_SLICES - 1) / COLUMN_SLICES;
+    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * COLUMN_SLICES;
+    WITH_FLAG(TANH, tanh_form, WITH_FLAG(WIDE, vec == 8,
+              LAUNCH((gelu_backward_kernel<TANH, WIDE ? 8 : 4>), grid, ROW_WARPS * WARP, 0, stream,
+                     dx, partial, dout, x, N, K, (int)OC, COLUMN_SLICES)));
+    LAUNCH(slices_sum_kernel, (OC + COLUMN_THREADS - 1) / COLUMN_THREADS, COLUMN_THREADS, 0, stream,
+           dbias, NULL, partial, COLUMN_SLICES, OC, 0, OC, 0);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1742,7 +1818,7 @@ static size_t partial_size(const Model *m)
     const size_t N = m->B * m->T, C = m->C, V = m->V;
     const size_t sizes[] = {3 * C * C + 3 * C, C * C + C, 4 * C * C + 4 * C, 4 * C * C + C, V * C};
     size_t most = token_slices(V, C) * V * C;
-    most = most > 2 * C * COLUMN_SLICES ? most : 2 * C * COLUMN_SLICES;
+    most = most > 4 * C * COLUMN_SLICES ? most : 4 * C * COLUMN_SLICES;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         const size_t all = slices_of(N, sizes[i]) * sizes[i];
         most = most > all ? most : all;
@@ -1897,7 +1973,7 @@ static void model_forward(Model *m)
         matmul_residual(k.mid, k.x, k.o, w.proj_w, p.proj_b, N, C, C, stream);
         norm_forward(k.r2, k.mean2, k.rstd2, k.mid, p.ln2_w, p.ln2_b, N, C, stream);
         matmul_forward(k.h, k.r2, w.fc_w, w.fc_b, N, C, 4 * C, stream);
-        gelu_forward(k.g, k.h, N * 4 * C, gpt2, stream);
+        gelu_forward(k.g, k.h, N, 4 * C, gpt2, stream);
         matmul_residual(k.x + N * C, k.mid, k.g, w.out_w, p.out_b, N, 4 * C, C, stream);
     }
     norm_forward(acts.y, acts.mean_y, acts.rstd_y, acts.x + L * N * C, all.lnf_w, all.lnf_b, N, C,
@@ -1928,8 +2004,8 @@ static void model_backward(Model *m)
         matmul_backward_weight(g.out_w, 0, g.out_b, d.partial, d.dx, k.g, N, 4 * C, C, C, 1,
                                stream);
         matmul_backward_input(d.dh, d.dx, w.out_w, N, 4 * C, C, stream);
-        gelu_backward(d.dh, d.dh, k.h, N * 4 * C, gpt2, stream);
-        matmul_backward_weight(g.fc_w, 0, g.fc_b, d.partial, d.dh, k.r2, N, C, 4 * C, 4 * C, 1,
+        gelu_backward(d.dh, g.fc_b, d.partial, d.dh, k.h, N, 4 * C, gpt2, stream);
+        matmul_backward_weight(g.fc_w, 0, NULL, d.partial, d.dh, k.r2, N, C, 4 * C, 4 * C, 1,
                                stream);
         matmul_backward_input(d.dr, d.dh, w.fc_w, N, C, 4 * C, stream);
         norm_backward(d.dx, g.ln2_w, g.ln2_b, d.partial, d.dr, k.r2, k.mean2, k.rstd2, k.mid,
@@ -1983,7 +2059,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
         matmul_residual(memory.x, memory.x, d.d_o, w.proj_w, p.proj_b, D, C, C, stream);
         norm_forward(d.dr, mean, rstd, memory.x, p.ln2_w, p.ln2_b, D, C, stream);
         matmul_forward(d.dh, d.dr, w.fc_w, w.fc_b, D, C, 4 * C, stream);
-        gelu_forward(d.dh, d.dh, D * 4 * C, gpt2, stream);
+        gelu_forward(d.dh, d.dh, D, 4 * C, gpt2, stream);
         matmul_residual(memory.x, memory.x, d.dh, w.out_w, p.out_b, D, 4 * C, C, stream);
     }
     norm_forward(d.dr, mean, rstd, memory.x, all.lnf_w, all.lnf_b, D, C, stream);

@@ -1271,7 +1271,7 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
 
 // Sums over all N rows are made in slices of them, and these then added in their order.
 enum { SLICES = 64, TOKEN_SLICES = 512, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
-enum { TOKENS_SHARED = 384, TOKEN_CHANNELS = 8 }; // see embed_backward
+enum { TOKENS_SHARED = 384, TOKEN_CHANNELS = 4 }; // see embed_backward
 enum { BIAS_WARPS = 16 };
 
 // slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
@@ -1478,27 +1478,55 @@ static __global__ void embed_token_kernel(float *partial, const floatX *__restri
         partial[((size_t)slice * V + v) * C + c] = sums[v * WARP + lane];
 }
 
-// embed_first_kernel: a warp a token and 32 TOKEN_CHANNELS channels: if the token stands nowhere
-// before, dwte += dout of every place where it stands, in order.
-static __global__ void embed_first_kernel(float *dwte, const floatX *__restrict__ dout,
-                                          const int *__restrict__ tokens, size_t N, int C,
-                                          int groups)
+// embed_order_kernel: order (N) = the positions sorted by token, those of one token in their order.
+// A thread has one and counts what comes before it.
+static __global__ void embed_order_kernel(int *order, const int *tokens, size_t N)
 {
-    const size_t first = blockIdx.x / groups;
-    const int lane = threadIdx.x, token = tokens[first];
-    const int c0 = blockIdx.x % groups * WARP * TOKEN_CHANNELS + lane;
+    __shared__ __align__(16) int tile[SLICE_THREADS];
+    const size_t first = blockIdx.x * (size_t)SLICE_THREADS, n = first + threadIdx.x;
+    const int token = tokens[min(n, N - 1)];
+    int less = 0;
+    for (size_t m = 0; m < N; m += SLICE_THREADS) {
+        __syncthreads(); // the tile may still be read
+        tile[threadIdx.x] = m + threadIdx.x < N ? tokens[m + threadIdx.x] : INT_MAX;
+        __syncthreads();
+#pragma unroll 32
+        for (int i = 0; i < SLICE_THREADS; i++)
+            less += tile[i] < token + (m < first);
+        for (int i = 0; m == first && i < (int)threadIdx.x; i++)
+            less += tile[i] == token;
+    }
+    if (n < N)
+        order[less] = (int)n;
+}
+
+// embed_sum_kernel: a warp a place in `order` and 32 TOKEN_CHANNELS channels: where a token's
+// positions begin, dwte += dout of them all, in order.
+static __global__ void embed_sum_kernel(float *dwte, const floatX *__restrict__ dout,
+                                        const int *__restrict__ tokens,
+                                        const int *__restrict__ order, size_t N, int C, int groups)
+{
+    const size_t place = row_of_warp() / groups;
+    const int lane = threadIdx.x % WARP;
+    const int c0 = row_of_warp() % groups * WARP * TOKEN_CHANNELS + lane;
     float sum[TOKEN_CHANNELS] = {};
-    for (size_t n = 0; n < first; n += WARP)
-        if (__any_sync(~0u, n + lane < first && tokens[n + lane] == token))
-            return;
-    for (size_t n0 = first; n0 < N; n0 += WARP) {
-        unsigned here = __ballot_sync(~0u, n0 + lane < N && tokens[min(n0 + lane, N - 1)] == token);
-        for (; here; here &= here - 1) {
-            const floatX *row = dout + (n0 + __ffs(here) - 1) * C;
+    if (place >= N)
+        return;
+    const int token = tokens[order[place]];
+    if (place && tokens[order[place - 1]] == token)
+        return;
+    for (size_t k = place; k < N; k += WARP) {
+        const bool same = k + lane < N && tokens[order[min(k + lane, N - 1)]] == token;
+        const unsigned others = ~__ballot_sync(~0u, same);
+        const int count = others ? __ffs(others) - 1 : WARP;
+#pragma unroll 8
+        for (int j = 0; j < count; j++)
 #pragma unroll
             for (int i = 0; i < TOKEN_CHANNELS; i++)
-                sum[i] += c0 + WARP * i < C ? (float)row[c0 + WARP * i] : 0;
-        }
+                sum[i] += c0 + WARP * i < C ? (float)dout[(size_t)order[k + j] * C + c0 + WARP * i]
+                                            : 0;
+        if (others)
+            break;
     }
     for (int i = 0; i < TOKEN_CHANNELS && c0 + WARP * i < C; i++)
         dwte[(size_t)token * C + c0 + WARP * i] += sum[i];
@@ -1518,69 +1546,124 @@ static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, si
     dwpe[i] += sum;
 }
 
+// embed_scratch: elements of scratch that embed_backward needs.
+static size_t embed_scratch(size_t N, size_t V, size_t C)
+{
+    return token_slices(V, C) ? token_slices(V, C) * V * C : N;
+}
+
 // embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, and the
-// places of a token are added in order, so that repeated tokens neither race nor change a sum.
-// partial (token_slices,V,C): scratch.
+// places of a token are added in order, so that repeated tokens neither race nor change a sum. With
+// a large vocabulary they are sorted first, in (B T)^2 comparisons. partial (embed_scratch):
+// scratch.
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
                            const int *tokens, size_t B, size_t T, size_t V, size_t C,
                            cudaStream_t stream)
 {
-    const size_t slices = token_slices(V, C);
+    const size_t slices = token_slices(V, C), N = B * T;
     const size_t groups = (C + WARP * TOKEN_CHANNELS - 1) / (WARP * TOKEN_CHANNELS);
+    int *order = (int *)partial;
     if (slices) {
         LAUNCH(embed_token_kernel, (C + WARP - 1) / WARP * slices, WARP, V * WARP * sizeof(float),
-               stream, partial, dout, tokens, B * T, (int)V, (int)C, (int)slices);
+               stream, partial, dout, tokens, N, (int)V, (int)C, (int)slices);
         LAUNCH(slices_sum_kernel, (V * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
                stream, dwte, NULL, partial, (int)slices, V * C, 0, V * C, 0);
-    } else
-        LAUNCH(embed_first_kernel, B * T * groups, WARP, 0, stream, dwte, dout, tokens, B * T,
-               (int)C, (int)groups);
+    } else {
+        LAUNCH(embed_order_kernel, (N + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+               stream, order, tokens, N);
+        LAUNCH(embed_sum_kernel, (N * groups + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0,
+               stream, dwte, dout, tokens, order, N, (int)C, (int)groups);
+    }
     LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
            stream, dwpe, dout, B, T * C);
 }
 
-// crossentropy_kernel: a warp a row of logits (N,V), rows pitch apart.
-static __global__ void crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
-                                           const float *logits, const int *targets,
-                                           const StepInput *step, size_t N, int V, int pitch)
+// What a part of a row of logits comes to: its largest, of equals the lowest index, and the sum of
+// exp(logit - top).
+typedef struct {
+    float top, sum;
+    int best;
+} Peak;
+
+// peak_of_warp: of the parts that the lanes have, to all of them.
+static __device__ inline Peak peak_of_warp(Peak a)
 {
-    const size_t row = row_of_warp();
-    const int lane = threadIdx.x % WARP;
+    for (int i = WARP / 2; i > 0; i /= 2) {
+        const Peak b = {__shfl_xor_sync(~0u, a.top, i), __shfl_xor_sync(~0u, a.sum, i),
+                        __shfl_xor_sync(~0u, a.best, i)};
+        const bool higher = b.top > a.top || (b.top == a.top && b.best < a.best);
+        const float top = higher ? b.top : a.top;
+        const float sum = a.sum > 0 ? a.sum * exp2_fast(LOG2E * (a.top - top)) : a.sum;
+        a.sum = sum + (b.sum > 0 ? b.sum * exp2_fast(LOG2E * (b.top - top)) : b.sum);
+        a.top = top;
+        a.best = higher ? b.best : a.best;
+    }
+    return a;
+}
+
+// crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row
+// has a block, and is still in the caches when it is read again.
+template <int WARPS>
+static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * WARP)
+    crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
+                        const float *__restrict__ logits, const int *targets,
+                        const StepInput *step, size_t N, int V, int pitch)
+{
+    enum { AT_ONCE = 4, STRIDE = 4 * WARPS * WARP };
+    __shared__ Peak peaks[WARP];
+    const size_t row = WARPS > 1 ? blockIdx.x : row_of_warp();
+    const int i = threadIdx.x % (WARPS * WARP), lane = threadIdx.x % WARP;
     if (row >= N)
         return;
     const float *x = logits + row * pitch;
     const int target = targets[row];
-    float top = -INFINITY, sum = 0;
-    int best = V;
+    Peak peak = {-INFINITY, 0, V};
+    for (int v0 = 4 * i; v0 < V; v0 += AT_ONCE * STRIDE) {
+        Pack<float, 4> y[AT_ONCE];
+        float most = -INFINITY;
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++)
+            y[j] = *(const Pack<float, 4> *)(x + min(v0 + j * STRIDE, pitch - 4));
+#pragma unroll
+        for (int k = 0; k < 4 * AT_ONCE; k++) {
+            if (v0 + k / 4 * STRIDE + k % 4 >= V)
+                y[k / 4].v[k % 4] = -INFINITY;
+            most = fmaxf(most, y[k / 4].v[k % 4]);
+        }
+        if (most > peak.top || peak.best == V) {
+            peak.sum *= peak.best == V ? 0 : exp2_fast(LOG2E * (peak.top - most));
+            peak.top = most;
+            peak.best = v0;
+#pragma unroll
+            for (int k = 4 * AT_ONCE - 1; k >= 0; k--)
+                peak.best = y[k / 4].v[k % 4] == most ? v0 + k / 4 * STRIDE + k % 4 : peak.best;
+        }
+#pragma unroll
+        for (int k = 0; k < 4 * AT_ONCE; k++)
+            peak.sum += exp2_fast(LOG2E * (y[k / 4].v[k % 4] - peak.top));
+    }
+    peak = peak_of_warp(peak);
+    if (WARPS > 1) {
+        if (lane == 0)
+            peaks[threadIdx.x / WARP] = peak;
+        __syncthreads();
+        peak = peak_of_warp(peaks[lane]);
+    }
+    if (i == 0) {
+        losses[row] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
+        predictions[row] = peak.best;
+    }
+    const float unit = target == IGNORE ? 0 : (float)step->unit, factor = unit / peak.sum;
 #pragma unroll 4
-    for (int v = lane; v < V; v += WARP) {
-        const float y = x[v];
-        if (y > top || best == V) {
-            sum = sum * expf(top - y) + 1; // at first 0 times 0
-            top = y;
-            best = v;
-        } else
-            sum += expf(y - top);
-    }
-    for (int i = WARP / 2; i > 0; i /= 2) { // the largest, of equals the lowest
-        const float other_top = __shfl_xor_sync(~0u, top, i);
-        const float other_sum = __shfl_xor_sync(~0u, sum, i);
-        const int other = __shfl_xor_sync(~0u, best, i);
-        const int higher = other_top > top || (other_top == top && other < best);
-        const float most = higher ? other_top : top;
-        sum = (sum > 0 ? sum * expf(top - most) : sum) +
-              (other_sum > 0 ? other_sum * expf(other_top - most) : other_sum);
-        top = most;
-        best = higher ? other : best;
-    }
-    if (lane == 0) {
-        losses[row] = target == IGNORE ? 0 : logf(sum) + top - x[target];
-        predictions[row] = best;
-    }
-    const float unit = target == IGNORE ? 0 : (float)step->unit;
-    for (int v = lane; v < pitch; v += WARP) {
-        const float p = v < V ? expf(x[v] - top) / sum : 0;
-        dlogits[row * pitch + v] = (floatX)(unit * (p - (v == target ? 1 : 0)));
+    for (int v = 4 * i; v < pitch; v += STRIDE) {
+        const Pack<float, 4> y = *(const Pack<float, 4> *)(x + v);
+        Pack<floatX, 4> d;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float p = v + k < V ? factor * exp2_fast(LOG2E * (y.v[k] - peak.top)) : 0;
+            d.v[k] = (floatX)(p - (v + k == target ? unit : 0));
+        }
+        *(Pack<floatX, 4> *)(dlogits + row * pitch + v) = d;
     }
 }
 
@@ -1600,13 +1683,17 @@ static __global__ void loss_kernel(StepResult *result, const float *losses, cons
 // crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
 // predictions (N) = argmax; dlogits (N,V) = the gradient (softmax - onehot) step->unit of the loss;
 // result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (N,V)
-// and dlogits: rows `pitch` apart, dlogits 0 between them. targets (N).
+// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N).
 static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepResult *result,
                          const float *logits, const int *targets, const StepInput *step, size_t N,
                          size_t V, size_t pitch, cudaStream_t stream)
 {
-    LAUNCH(crossentropy_kernel, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
-           losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
+    if (V >= 4096)
+        LAUNCH(crossentropy_kernel<WARP>, N, WARP * WARP, 0, stream, losses, predictions, dlogits,
+               logits, targets, step, N, (int)V, (int)pitch);
+    else
+        LAUNCH(crossentropy_kernel<1>, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
+               losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
     LAUNCH(loss_kernel, 1, 1024, 0, stream, result, losses, step, N);
 }
 
@@ -1817,7 +1904,7 @@ static size_t partial_size(const Model *m)
 {
     const size_t N = m->B * m->T, C = m->C, V = m->V;
     const size_t sizes[] = {3 * C * C + 3 * C, C * C + C, 4 * C * C + 4 * C, 4 * C * C + C, V * C};
-    size_t most = token_slices(V, C) * V * C;
+    size_t most = embed_scratch(N, V, C);
     most = most > 4 * C * COLUMN_SLICES ? most : 4 * C * COLUMN_SLICES;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         const size_t all = slices_of(N, sizes[i]) * sizes[i];

@@ -163,10 +163,10 @@ static __device__ inline float phi(float x)
     return x > 0 ? x + 1 : exp2_fast(LOG2E * x);
 }
 
-// phi_slope: phi'(x).
-static __device__ inline float phi_slope(float x)
+// phi_slope: phi' where phi is `feature`.
+static __device__ inline float phi_slope(float feature)
 {
-    return x > 0 ? 1 : exp2_fast(LOG2E * x);
+    return fminf(feature, 1);
 }
 
 #ifdef PRECISION_BF16
@@ -233,7 +233,7 @@ static __device__ inline uint4 accumulator_pack(const float c[2][4])
 }
 
 // tile_fetch: start copying rows row .. row+ROWS-1 of x (T,HS), `stride` apart, into a tile; rows
-// from T on become 0. A thread always has the same elements of a tile: see tile_phi.
+// from T on become 0.
 template <int HS, int ROWS, int WARPS>
 static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stride, int row, int T)
 {
@@ -248,24 +248,6 @@ static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stri
         for (int c = 0; c < HS; c += 64)
             copy_async(tile + (i + r) * (HS + 8) + column + c, from + c, inside);
     }
-}
-
-// tile_phi: the tile = phi of it; each thread does what it copied itself, so copy_wait is enough.
-template <int HS, int ROWS, int WARPS> static __device__ inline void tile_phi(floatX *tile)
-{
-    floatX *x = tile + threadIdx.x / 8 * (HS + 8) + threadIdx.x % 8 * 8;
-#pragma unroll 1
-    for (int i = 0; i + (int)threadIdx.x / 8 < ROWS; i += 4 * WARPS)
-#pragma unroll
-        for (int c = 0; c < HS; c += 64)
-#pragma unroll
-            for (int k = 0; k < 8; k += 4) { // fewer registers than 8 at once
-                Pack<floatX, 4> *p = (Pack<floatX, 4> *)(x + i * (HS + 8) + c + k), v = *p;
-#pragma unroll
-                for (int n = 0; n < 4; n++)
-                    v.v[n] = (floatX)phi((float)v.v[n]);
-                *p = v;
-            }
 }
 
 // tile_dots: c[i] (16 x 16G) += own_i (16 rows, HS) other_i^T (16G rows, HS) for two tiles i, the
@@ -406,10 +388,6 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
         floatX *keys = tiles + ROWS * LD + j % 2 * STAGE;
         floatX *next = tiles + ROWS * LD + (j + 1) % 2 * STAGE;
         copy_wait();
-        if (PHI)
-            tile_phi<HS, OT, WARPS>(keys);
-        if (PHI && j == 0)
-            tile_phi<HS, ROWS, WARPS>(tiles);
         __syncthreads(); // keys, v are there; nobody reads `next` any more
         if (j < last) {
             tile_fetch<HS, OT, WARPS>(next, x + C, 3 * C, (j + 1) * OT, T);
@@ -494,7 +472,7 @@ static __device__ inline float2 tile_stats(const floatX *dout, const floatX *out
 }
 
 // tile_store: rows row .. row+15 of dx, rows 3C apart, those below T = factor sum, a warp's 16 x HS
-// accumulators. x not NULL: times phi' of it, the same rows of qkv.
+// accumulators. x not NULL: times phi', the same rows of qkv being the features.
 template <int HS>
 static __device__ inline void tile_store(floatX *dx, const float sum[HS / 8][4], const floatX *x,
                                          float factor, int C, int row, int T)
@@ -583,8 +561,6 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     fetch(begin);
     own += (row - first) * LD + row_at(lane, LD);
     copy_wait();
-    if (PHI)
-        tile_phi<HS, ROWS, WARPS>(tiles);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < KEEP * HS / 16; i++) // tile, then column
@@ -599,8 +575,6 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     }
     for (int j = begin; j <= last; j++) {
         copy_wait();
-        if (PHI)
-            tile_phi<HS, OT, WARPS>(others + j % 2 * STAGE);
         __syncthreads(); // the others of j are there; nobody reads those of j - 1 any more
         if (j < last)
             fetch(j + 1);
@@ -666,14 +640,14 @@ static __global__ void attention_general_kernel(floatX *out, float *lse, const f
         return;
     for (int h = lane; h < HS; h += WARP) {
         const float value = (float)x[(size_t)t * 3 * C + h];
-        q[h] = PHI ? phi(value) : factor * value;
+        q[h] = PHI ? value : factor * value;
         o[h] = 0;
     }
     for (int u = 0; u < end; u++) {
         const floatX *k = x + (size_t)u * 3 * C + C, *v = k + C;
         float p = 0, shrink = 1;
         for (int h = lane; h < HS; h += WARP)
-            p += q[h] * (PHI ? phi((float)k[h]) : (float)k[h]);
+            p += q[h] * (float)k[h];
         p = warp_sum(p);
         if (!PHI) { // u = 0: shrink = 2^-inf = 0
             const float higher = fmaxf(top, p);
@@ -714,7 +688,7 @@ attention_general_grad_kernel(floatX *dqkv, float2 *stats, const floatX *dout, c
     if (row >= rows)
         return;
     for (int h = lane; h < HS; h += WARP) {
-        a[h] = PHI ? phi((float)x[h]) : (float)x[h];
+        a[h] = (float)x[h];
         b[h] = (float)y[h];
         dx[h] = dv[h] = 0;
         if (!SIDE)
@@ -731,14 +705,14 @@ attention_general_grad_kernel(floatX *dqkv, float2 *stats, const floatX *dout, c
         const bool alone = !PHI && (causal ? (SIDE ? i : own) == 0 : T == 1); // p is 1
         float p = 0, ds = 0;
         for (int h = lane; h < HS; h += WARP) {
-            p += a[h] * (PHI ? phi((float)c[h]) : (float)c[h]);
+            p += a[h] * (float)c[h];
             ds += b[h] * (float)d[h];
         }
         p = warp_sum(p);
         p = PHI ? p * z.x : exp2_fast(p * (LOG2E * scale) - z.x);
         ds = alone ? 0 : (PHI ? z.x : p) * (warp_sum(ds) - z.y);
         for (int h = lane; h < HS; h += WARP) {
-            dx[h] += ds * (PHI ? phi((float)c[h]) : (float)c[h]);
+            dx[h] += ds * (float)c[h];
             if (SIDE)
                 dv[h] += p * (float)d[h];
         }
@@ -759,12 +733,15 @@ static int attention_tiled(size_t HS)
     return sizeof(floatX) == 2 && (HS == 64 || HS == 128 || HS == 192);
 }
 
-// attention_check: die over a head size that the general kernels' shared memory does not hold.
+// attention_check: die over a head size that the general kernels' shared memory, as much as the
+// device gives a block, does not hold.
 static void attention_check(size_t HS)
 {
-    const size_t most = 3072; // backward: a block has 192 KiB; where a GPU has less, LAUNCH dies
+    int bytes = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    const size_t most = (size_t)bytes / (GENERAL_WARPS * 4 * sizeof(float)); // of the backward
     if (HS > most)
-        die(EXIT_USAGE, "--heads: heads of %zu channels, expected at most %zu on the GPU\n"
+        die(EXIT_USAGE, "--heads: heads of %zu channels, expected at most %zu on this GPU\n"
             "hint: more --heads; train_gpt2 takes any number", HS, most);
 }
 
@@ -902,18 +879,38 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
     attention_backward_any(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, 0, stream);
 }
 
+// features_kernel: phi of q and k of qkv (N,3C) in their place, a warp a row.
+template <int VEC> static __global__ void features_kernel(floatX *qkv, size_t N, int C)
+{
+    typedef Pack<floatX, VEC> Each;
+    const size_t row = row_of_warp();
+    for (int c = threadIdx.x % WARP * VEC; c < 2 * C && row < N; c += WARP * VEC) {
+        Each *x = (Each *)(qkv + row * 3 * C + c), y = *x;
+#pragma unroll
+        for (int k = 0; k < VEC; k++)
+            y.v[k] = (floatX)phi((float)y.v[k]);
+        *x = y;
+    }
+}
+
 // linear_attention_forward: out (B,T,C) = linear attention of qkv (B,T,3C), laid out as for
 // attention_forward. Position t of a head sees u <= t; with causal = 0 all:
 //   s_tu = phi(q_t) . phi(k_u),  norm_t = sum_u s_tu + 1e-6,  out_t = sum_u s_tu v_u / norm_t
 // norm (B,NH,T) = is kept for the backward pass. Where every feature underflows to 0, out is 0.
-static void linear_attention_forward(floatX *out, float *norm, const floatX *qkv, size_t B,
-                                     size_t T, size_t C, size_t NH, int causal, cudaStream_t stream)
+// phi(q) and phi(k) = take the place of q and k in qkv: every tile would take them again.
+static void linear_attention_forward(floatX *out, float *norm, floatX *qkv, size_t B, size_t T,
+                                     size_t C, size_t NH, int causal, cudaStream_t stream)
 {
+    attention_fits(T, C, NH);
+    WITH_FLAG(WIDE, C % 8 == 0,
+              LAUNCH(features_kernel<WIDE ? 8 : 1>, (B * T + ROW_WARPS - 1) / ROW_WARPS,
+                     ROW_WARPS * WARP, 0, stream, qkv, B * T, (int)C));
     attention_forward_any(out, norm, qkv, B, T, C, NH, causal, 1, stream);
 }
 
-// linear_attention_backward: dqkv (B,T,3C) = from dout (B,T,C), the forward's out, norm, qkv;
-// scratch: (B,NH,T,2) floats. With ds_tu = (dout_t . v_u - dout_t . out_t) / norm_t:
+// linear_attention_backward: dqkv (B,T,3C) = gradients of q, k, v from dout (B,T,C) and from out,
+// norm and qkv, where phi(q), phi(k) stand, of the forward; scratch: (B,NH,T,2) floats. With
+// ds_tu = (dout_t . v_u - dout_t . out_t) / norm_t:
 //   dq_t = phi'(q_t) sum_u ds_tu phi(k_u),  dk_u = phi'(k_u) sum_t ds_tu phi(q_t),
 //   dv_u = sum_t s_tu / norm_t dout_t
 static void linear_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out,
@@ -1916,7 +1913,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("x", float, Acts, x, L + 1, B, T, C), DEVICE("r1", floatX, Acts, r1, L, B, T, C),
         DEVICE("mean1", float, Acts, mean1, L_gpt2, B, T),
         DEVICE("rstd1", float, Acts, rstd1, L, B, T),
-        DEVICE("qkv", floatX, Acts, qkv, L, B, T, 3 * C),
+        DEVICE(linear ? "features_v" : "qkv", floatX, Acts, qkv, L, B, T, 3 * C),
         DEVICE("lse", float, Acts, lse, softmax, B, NH, T),
         DEVICE("normaliser", float, Acts, norm, linear, B, NH, T),
         DEVICE("o", floatX, Acts, o, L, B, T, C), DEVICE("mid", float, Acts, mid, L, B, T, C),
@@ -2547,7 +2544,6 @@ int main(int argc, char **argv)
                   "letters.", preset_cost);
     config_check(&config);
     training_check(&config.training);
-    attention_check((size_t)(config.channels / config.heads));
     threads_set(config.training.threads);
     task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 1);
     model_plan(&model, &config);
@@ -2557,6 +2553,7 @@ int main(int argc, char **argv)
     training_print(name, &model.weights, "wte,wpe", model_flops(&model),
                    model.B * model.T * (size_t)config.training.accumulate, model_bytes(&model));
     model.device.name = cuda_start();
+    attention_check((size_t)(config.channels / config.heads));
     cuda_memory_check(model_bytes(&model));
     const size_t free_bytes = cuda_memory_free();
     model_alloc(&model);

@@ -272,19 +272,69 @@ static __device__ inline void tile_dots(float c[2][2 * G][4], const uint4 kept[]
         }
 }
 
+// pairs_dots: s (16 MT x OT) += x (16 MT rows, HS) y (OT rows, HS)^T, tiles in shared memory.
+template <int HS, int MT, int OT>
+static __device__ inline void pairs_dots(float s[MT][OT / 8][4], const floatX *x, const floatX *y)
+{
+    enum { LD = HS + 8 };
+    x += row_at(threadIdx.x % WARP, LD), y += column_at(threadIdx.x % WARP, LD);
+#pragma unroll
+    for (int c = 0; c < HS; c += 16) {
+        uint4 a[MT];
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+            a[m] = ldmatrix<0>(x + 16 * m * LD + c);
+#pragma unroll
+        for (int n = 0; n < OT / 16; n++) {
+            const uint4 b = ldmatrix<0>(y + 16 * n * LD + c);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                mma(s[m][2 * n], a[m], b.x, b.y);
+                mma(s[m][2 * n + 1], a[m], b.z, b.w);
+            }
+        }
+    }
+}
+
+// pairs_sum: o (16 MT x HS) += s (16 MT x OT), in bf16, z (OT rows, HS), a tile in shared memory.
+template <int HS, int MT, int OT>
+static __device__ inline void pairs_sum(float o[MT][HS / 8][4], const float s[MT][OT / 8][4],
+                                        const floatX *z)
+{
+    enum { LD = HS + 8 };
+    z += row_at(threadIdx.x % WARP, LD);
+#pragma unroll
+    for (int n = 0; n < OT / 16; n++) {
+        uint4 a[MT];
+#pragma unroll
+        for (int m = 0; m < MT; m++)
+            a[m] = accumulator_pack(&s[m][2 * n]);
+#pragma unroll
+        for (int c = 0; c < HS / 16; c++) {
+            const uint4 b = ldmatrix<1>(z + 16 * n * LD + 16 * c);
+#pragma unroll
+            for (int m = 0; m < MT; m++) {
+                mma(o[m][2 * c], a[m], b.x, b.y);
+                mma(o[m][2 * c + 1], a[m], b.z, b.w);
+            }
+        }
+    }
+}
+
 // ---- forward
 
-// forward_mask: s, a warp's products of 16 MT queries from `row` and OT keys from `key`, = value
-// where the key does not exist or comes after the query.
-template <int MT, int OT>
-static __device__ inline void forward_mask(float s[MT][OT / 8][4], float value, int row, int key,
-                                           int T, int causal)
+// pairs_mask: s, a warp's weights of 16 MT rows from `row` and OT others from `from`, = value where
+// the other does not exist or, causal, comes after the row, KEYS: before it.
+template <int MT, int OT, int KEYS>
+static __device__ inline void pairs_mask(float s[MT][OT / 8][4], float value, int row, int from,
+                                         int T, int causal)
 {
-    row += threadIdx.x % WARP / 4, key += threadIdx.x % 4 * 2;
+    row += threadIdx.x % WARP / 4, from += threadIdx.x % 4 * 2;
 #pragma unroll
     for (int i = 0; i < MT * OT / 2; i++) {
-        const int m = i / (OT / 2), n = i / 4 % (OT / 8), u = key + 8 * n + i % 2;
-        if (u >= T || (causal && u > row + 16 * m + i % 4 / 2 * 8))
+        const int m = i / (OT / 2), n = i / 4 % (OT / 8), other = from + 8 * n + i % 2;
+        const int own = row + 16 * m + i % 4 / 2 * 8;
+        if (other >= T || (causal && (KEYS ? other < own : other > own)))
             s[m][n][i % 4] = value;
     }
 }
@@ -330,11 +380,12 @@ static __device__ inline void softmax_step(float s[MT][OT / 8][4], float o[MT][H
     }
 }
 
-// forward_store: out and lse (linear: norm) of a warp's 16 MT queries of one head, from `row`.
+// forward_store: out and lse (linear: norm) of a warp's 16 MT queries of one head, from `row`, as
+// far as `end`.
 template <int HS, int PHI, int MT>
 static __device__ inline void forward_store(floatX *out, float *lse, const float o[MT][HS / 8][4],
                                             const float top[MT][2], const float sum[MT][2],
-                                            int head, int row, int T, int C, int NH)
+                                            int head, int row, int end, int T, int C, int NH)
 {
     const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
 #pragma unroll
@@ -345,7 +396,7 @@ static __device__ inline void forward_store(floatX *out, float *lse, const float
         total += __shfl_xor_sync(~0u, total, 2);
         total += PHI ? LINEAR_EPS : 0;
         const float inverse = 1 / total;
-        if (u >= T)
+        if (u >= end)
             continue;
         if (t == 0)
             lse[(size_t)head * T + u] = PHI ? total : LN2 * (top[i / 2][i % 2] + log2f(total));
@@ -363,25 +414,26 @@ static size_t forward_bytes(int HS, int WARPS, int MT, int OT)
     return (size_t)(16 * WARPS * MT + 4 * OT) * (HS + 8) * sizeof(floatX);
 }
 
-// attention_forward_kernel: out and lse (linear: norm) of 16 WARPS MT queries of one head: a warp
-// has 16 MT of them and walks over the keys, OT at a time, the next already on their way.
-template <int HS, int PHI, int WARPS, int MT, int OT, int BLOCKS>
+// attention_forward_kernel: out and lse of 16 WARPS MT queries of one head: a warp has 16 MT of them
+// and walks over the keys, OT at a time, the next already on their way. The block that has fewer
+// queries has the first ones: there are few keys to walk over with half its warps idle.
+template <int HS, int WARPS, int MT, int OT, int BLOCKS>
 static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     attention_forward_kernel(floatX *out, float *lse, const floatX *qkv, int T, int C, int NH,
                              int causal)
 {
     enum { ROWS = 16 * WARPS * MT, LD = HS + 8, STAGE = 2 * OT * LD };
     extern __shared__ __align__(16) floatX tiles[]; // q [ROWS][LD], then twice k, v [OT][LD]
-    const int lane = threadIdx.x % WARP, blocks = (T + ROWS - 1) / ROWS;
+    const int blocks = (T + ROWS - 1) / ROWS;
     const int head = blockIdx.x / blocks;
-    const int first = (blocks - 1 - blockIdx.x % blocks) * ROWS; // causal: the longest come first
-    const int row = first + threadIdx.x / WARP * 16 * MT;        // of this warp
-    const int last = ((causal ? min(first + ROWS, T) : T) - 1) / OT;
+    const int end = T - blockIdx.x % blocks * ROWS, first = max(0, end - ROWS); // the longest first
+    const int row = first + threadIdx.x / WARP * 16 * MT;                       // of this warp
+    const int last = ((causal ? end : T) - 1) / OT;
     const floatX *x = qkv + (size_t)(head / NH) * T * 3 * C + head % NH * HS;
     float o[MT][HS / 8][4] = {}, top[MT][2], sum[MT][2] = {};
     for (int i = 0; i < 2 * MT; i++)
         top[i / 2][i % 2] = -INFINITY;
-    tile_fetch<HS, ROWS, WARPS>(tiles, x, 3 * C, first, T);
+    tile_fetch<HS, ROWS, WARPS>(tiles, x, 3 * C, first, end);
     tile_fetch<HS, OT, WARPS>(tiles + ROWS * LD, x + C, 3 * C, 0, T);
     tile_fetch<HS, OT, WARPS>(tiles + (ROWS + OT) * LD, x + 2 * C, 3 * C, 0, T);
     for (int j = 0; j <= last; j++) {
@@ -393,52 +445,16 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
             tile_fetch<HS, OT, WARPS>(next, x + C, 3 * C, (j + 1) * OT, T);
             tile_fetch<HS, OT, WARPS>(next + OT * LD, x + 2 * C, 3 * C, (j + 1) * OT, T);
         }
-        if (row >= T || (causal && j * OT >= row + 16 * MT))
+        if (row >= end || (causal && j * OT >= row + 16 * MT))
             continue;
-        const floatX *own = tiles + (row - first) * LD + row_at(lane, LD);
-        const floatX *k = keys + column_at(lane, LD), *v = keys + OT * LD + row_at(lane, LD);
         float s[MT][OT / 8][4] = {};
-#pragma unroll
-        for (int c = 0; c < HS; c += 16) {
-            uint4 a[MT];
-#pragma unroll
-            for (int m = 0; m < MT; m++)
-                a[m] = ldmatrix<0>(own + 16 * m * LD + c);
-#pragma unroll
-            for (int n = 0; n < OT / 16; n++) {
-                const uint4 b = ldmatrix<0>(k + 16 * n * LD + c);
-#pragma unroll
-                for (int m = 0; m < MT; m++) {
-                    mma(s[m][2 * n], a[m], b.x, b.y);
-                    mma(s[m][2 * n + 1], a[m], b.z, b.w);
-                }
-            }
-        }
+        pairs_dots<HS, MT, OT>(s, tiles + (row - first) * LD, keys);
         if ((j + 1) * OT > T || (causal && (j + 1) * OT > row + 1))
-            forward_mask<MT, OT>(s, PHI ? 0 : -INFINITY, row, j * OT, T, causal);
-        if (!PHI) // every row sees key 0, which comes first: from here on its top is above -inf
-            softmax_step<HS, MT, OT>(s, o, top, sum);
-#pragma unroll
-        for (int i = 0; PHI && i < MT * OT / 2; i++)
-            sum[i / (OT / 2)][i % 4 / 2] += s[i / (OT / 2)][i / 4 % (OT / 8)][i % 4];
-#pragma unroll
-        for (int n = 0; n < OT / 16; n++) {
-            uint4 a[MT];
-#pragma unroll
-            for (int m = 0; m < MT; m++)
-                a[m] = accumulator_pack(&s[m][2 * n]);
-#pragma unroll
-            for (int c = 0; c < HS / 16; c++) {
-                const uint4 b = ldmatrix<1>(v + 16 * n * LD + 16 * c);
-#pragma unroll
-                for (int m = 0; m < MT; m++) {
-                    mma(o[m][2 * c], a[m], b.x, b.y);
-                    mma(o[m][2 * c + 1], a[m], b.z, b.w);
-                }
-            }
-        }
+            pairs_mask<MT, OT, 0>(s, -INFINITY, row, j * OT, T, causal);
+        softmax_step<HS, MT, OT>(s, o, top, sum); // key 0 comes first: now the top is above -inf
+        pairs_sum<HS, MT, OT>(o, s, keys + OT * LD);
     }
-    forward_store<HS, PHI, MT>(out, lse, o, top, sum, head, row, T, C, NH);
+    forward_store<HS, 0, MT>(out, lse, o, top, sum, head, row, end, T, C, NH);
 }
 
 // ---- backward
@@ -449,14 +465,14 @@ static size_t backward_bytes(int HS, int WARPS, int OT)
     return (size_t)(2 * 16 * WARPS + 4 * OT) * (HS + 8) * sizeof(floatX) + 2 * OT * sizeof(float2);
 }
 
-// tile_stats: (log2 of the softmax's divisor, or 1 / norm; D = dout.out) of row `row` of out
-// (T,HS), 0 from T on, to the four lanes of a row. dout: that row alone.
+// tile_stats: (log2 of the softmax's divisor or, PHI, 1 / norm; D = dout.out) of row `row` of out
+// (T,HS), 0 from `end` on, to the four lanes of a row. dout: that row alone.
 template <int HS, int PHI>
 static __device__ inline float2 tile_stats(const floatX *dout, const floatX *out, const float *lse,
-                                           int C, int row, int T)
+                                           int C, int row, int end)
 {
     float D = 0, weight = 0;
-    if (row < T) {
+    if (row < end) {
 #pragma unroll
         for (int c = threadIdx.x % 4 * 8; c < HS; c += 32) {
             const Pack<floatX, 8> x = *(const Pack<floatX, 8> *)(out + (size_t)row * C + c);
@@ -471,11 +487,11 @@ static __device__ inline float2 tile_stats(const floatX *dout, const floatX *out
     return {weight, D + __shfl_xor_sync(~0u, D, 2)};
 }
 
-// tile_store: rows row .. row+15 of dx, rows 3C apart, those below T = factor sum, a warp's 16 x HS
-// accumulators. x not NULL: times phi', the same rows of qkv being the features.
+// tile_store: rows row .. row+15 of dx, rows 3C apart, those below `end` = factor sum, a warp's
+// 16 x HS accumulators. x not NULL: times phi', the same rows of qkv being the features.
 template <int HS>
 static __device__ inline void tile_store(floatX *dx, const float sum[HS / 8][4], const floatX *x,
-                                         float factor, int C, int row, int T)
+                                         float factor, int C, int row, int end)
 {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
@@ -483,7 +499,7 @@ static __device__ inline void tile_store(floatX *dx, const float sum[HS / 8][4],
         const int r = row + 8 * half + lane / 4;
         const size_t at = (size_t)r * 3 * C + lane % 4 * 2;
 #pragma unroll
-        for (int n = 0; n < HS / 8 && r < T; n++) {
+        for (int n = 0; n < HS / 8 && r < end; n++) {
             float y[2] = {factor * sum[n][2 * half], factor * sum[n][2 * half + 1]};
             if (x)
                 for (int i = 0; i < 2; i++)
@@ -496,7 +512,7 @@ static __device__ inline void tile_store(floatX *dx, const float sum[HS / 8][4],
 // backward_step: a = q.k becomes p, b = dout.v becomes ds, for a warp's 16 rows from `row` and 8N
 // others from `from`: SIDE 0: rows are queries, SIDE 1: keys. The queries' stats are own's, this
 // lane's two, or others'. masked: not every pair is seen.
-template <int HS, int PHI, int SIDE, int N>
+template <int HS, int SIDE, int N>
 static __device__ inline void backward_step(float a[N][4], float b[N][4], const float2 own[2],
                                             const float2 *others, int row, int from, int T,
                                             int causal, bool masked)
@@ -507,8 +523,8 @@ static __device__ inline void backward_step(float a[N][4], float b[N][4], const 
     for (int i = 0; i < 4 * N; i++) {
         const float2 z = SIDE ? others[i / 4 * 8 + 2 * t + i % 2] : own[i % 4 / 2];
         float *p = &a[i / 4][i % 4], *ds = &b[i / 4][i % 4];
-        *p = PHI ? *p * z.x : exp2_fast(fmaf(*p, factor, -z.x));
-        *ds = (*ds - z.y) * (PHI ? z.x : *p);
+        *p = exp2_fast(fmaf(*p, factor, -z.x));
+        *ds = (*ds - z.y) * *p;
     }
     if (masked) { // selected, not multiplied: what an unseen pair gave may be infinite
 #pragma unroll
@@ -516,7 +532,7 @@ static __device__ inline void backward_step(float a[N][4], float b[N][4], const 
             const int r = row + i % 4 / 2 * 8 + lane / 4, c = from + i / 4 * 8 + 2 * t + i % 2;
             const int query = SIDE ? c : r, key = SIDE ? r : c;
             const bool seen = key < T && !(causal && key > query);
-            const bool alone = !PHI && (causal ? query == 0 : T == 1); // p is 1 whatever q.k
+            const bool alone = causal ? query == 0 : T == 1; // p is 1 whatever q.k
             a[i / 4][i % 4] = seen ? a[i / 4][i % 4] : 0;
             b[i / 4][i % 4] = seen && !alone ? b[i / 4][i % 4] : 0;
         }
@@ -526,7 +542,7 @@ static __device__ inline void backward_step(float a[N][4], float b[N][4], const 
 // attention_backward_kernel: SIDE 0: dq of 16 WARPS queries of a head, and their stats (B,NH,T);
 // SIDE 1, after it: dk, dv of as many keys. A warp owns 16 of them and walks over the others, the
 // keys or the queries, OT at a time, the next already on their way.
-template <int HS, int PHI, int SIDE, int WARPS, int OT, int BLOCKS>
+template <int HS, int SIDE, int WARPS, int OT, int BLOCKS>
 static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     attention_backward_kernel(floatX *dqkv, float2 *stats, const floatX *dout, const floatX *out,
                               const float *lse, const floatX *qkv, int T, int C, int NH, int causal)
@@ -536,10 +552,11 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     extern __shared__ __align__(16) floatX tiles[]; // own [2][ROWS][LD], others [2][2][OT][LD]
     const int lane = threadIdx.x % WARP, t = lane % 4;
     const int blocks = (T + ROWS - 1) / ROWS, head = blockIdx.x / blocks, nth = blockIdx.x % blocks;
-    const int first = (SIDE ? nth : blocks - 1 - nth) * ROWS; // causal: the longest come first
-    const int row = first + threadIdx.x / WARP * 16;        // of this warp
+    const int end = SIDE ? min(T, (nth + 1) * ROWS) : T - nth * ROWS; // causal: the longest first,
+    const int first = SIDE ? nth * ROWS : max(0, end - ROWS);         // see the forward kernel
+    const int row = first + threadIdx.x / WARP * 16;                  // of this warp
     const int begin = SIDE && causal ? first / OT : 0;
-    const int last = ((causal && !SIDE ? min(first + ROWS, T) : T) - 1) / OT;
+    const int last = ((causal && !SIDE ? end : T) - 1) / OT;
     const size_t at = (size_t)(head / NH) * T * 3 * C + head % NH * HS;
     const size_t out_at = (size_t)(head / NH) * T * C + head % NH * HS;
     const floatX *q = qkv + at, *k = q + C, *v = k + C, *g = dout + out_at;
@@ -556,8 +573,8 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
         if (SIDE && threadIdx.x < OT)
             copy_async(other_stats + j % 2 * OT + threadIdx.x, stats + (inside ? i : 0), inside);
     };
-    tile_fetch<HS, ROWS, WARPS>(own, SIDE ? k : q, 3 * C, first, T);
-    tile_fetch<HS, ROWS, WARPS>(own + ROWS * LD, SIDE ? v : g, SIDE ? 3 * C : C, first, T);
+    tile_fetch<HS, ROWS, WARPS>(own, SIDE ? k : q, 3 * C, first, end);
+    tile_fetch<HS, ROWS, WARPS>(own + ROWS * LD, SIDE ? v : g, SIDE ? 3 * C : C, first, end);
     fetch(begin);
     own += (row - first) * LD + row_at(lane, LD);
     copy_wait();
@@ -568,9 +585,9 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
             ldmatrix<0>(own + i / (HS / 16) * ROWS * LD + i % (HS / 16) * 16);
     for (int i = 0; !SIDE && i < 2; i++) {
         const int r = row + 8 * i + lane / 4;
-        own_stats[i] = tile_stats<HS, PHI>(tiles + (ROWS + r - first) * LD, out + out_at,
-                                              lse + (size_t)head * T, C, r, T);
-        if (r < T && t == 0)
+        own_stats[i] = tile_stats<HS, 0>(tiles + (ROWS + r - first) * LD, out + out_at,
+                                         lse + (size_t)head * T, C, r, end);
+        if (r < end && t == 0)
             stats[r] = own_stats[i];
     }
     for (int j = begin; j <= last; j++) {
@@ -578,7 +595,7 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
         __syncthreads(); // the others of j are there; nobody reads those of j - 1 any more
         if (j < last)
             fetch(j + 1);
-        if (row >= T)
+        if (row >= end)
             continue;
 #pragma unroll 1
         for (int from = j * OT; from < (j + 1) * OT; from += 16 * G) {
@@ -589,7 +606,7 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
             float s[2][2 * G][4] = {}; // q.k, then p; dout.v, then ds
             tile_dots<HS, ROWS, OT, G, KEEP>(s, kept, own, other + column_at(lane, LD));
             other += row_at(lane, LD);
-            backward_step<HS, PHI, SIDE, 2 * G>(
+            backward_step<HS, SIDE, 2 * G>(
                 s[0], s[1], own_stats, other_stats + j % 2 * OT + from - j * OT, row, from, T,
                 causal, (causal && away > -16 * G && away < 16) || from + 16 * G > T || T == 1);
 #pragma unroll
@@ -609,10 +626,113 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
             }
         }
     }
-    tile_store<HS>(dqkv + at + (SIDE ? C : 0), dx, PHI ? qkv + at + (SIDE ? C : 0) : NULL,
-                   PHI ? 1 : rsqrtf((float)HS), C, row, T);
+    tile_store<HS>(dqkv + at + (SIDE ? C : 0), dx, NULL, rsqrtf((float)HS), C, row, end);
     if (SIDE)
-        tile_store<HS>(dqkv + at + 2 * C, (const float(*)[4])dv, NULL, 1, C, row, T);
+        tile_store<HS>(dqkv + at + 2 * C, (const float(*)[4])dv, NULL, 1, C, row, end);
+}
+
+// ---- linear attention
+
+// Its four results have one form: y_r = sum over the others o that row r sees of w_ro z_o, with
+//             rows, others         w_ro                            z
+//   LINEAR_OUT  queries, keys      phi(q_r).phi(k_o)               v        out = y / norm
+//   LINEAR_DQ   queries, keys      (dout_r.v_o - D_r) / norm_r     phi(k)   dq = y phi'(q)
+//   LINEAR_DK   keys, queries      (v_r.dout_o - D_o) / norm_o     phi(q)   dk = y phi'(k)
+//   LINEAR_DV   keys, queries      phi(k_r).phi(q_o) / norm_o      dout     dv = y
+// and D = dout.out.
+enum { LINEAR_OUT, LINEAR_DQ, LINEAR_DK, LINEAR_DV };
+
+// linear_weights: s, products of a warp's 16 MT rows and OT others, become w of the table above.
+template <int PASS, int MT, int OT>
+static __device__ inline void linear_weights(float s[MT][OT / 8][4], const float2 own[MT][2],
+                                             const float2 *others)
+{
+#pragma unroll
+    for (int i = 0; i < MT * OT / 2; i++) {
+        const int m = i / (OT / 2), n = i / 4 % (OT / 8);
+        const float2 z = PASS == LINEAR_DQ ? own[m][i % 4 / 2]
+                                           : others[8 * n + threadIdx.x % 4 * 2 + i % 2];
+        s[m][n][i % 4] = (s[m][n][i % 4] - (PASS == LINEAR_DV ? 0 : z.y)) * z.x;
+    }
+}
+
+// linear_bytes: shared memory of a block of linear_attention_kernel.
+static size_t linear_bytes(int HS, int WARPS, int MT, int OT)
+{
+    return forward_bytes(HS, WARPS, MT, OT) + 2 * OT * sizeof(float2);
+}
+
+// linear_attention_kernel: PASS: which of the four, for 16 WARPS MT rows of one head; otherwise as
+// attention_forward_kernel. y: out, or dqkv. norm is LINEAR_OUT's to write; stats (B,NH,T), 1 / norm
+// and D, LINEAR_DQ's, before LINEAR_DK and LINEAR_DV.
+template <int HS, int PASS, int WARPS, int MT, int OT, int BLOCKS>
+static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
+    linear_attention_kernel(floatX *y, float *norm, float2 *stats, const floatX *dout,
+                            const floatX *out, const floatX *qkv, int T, int C, int NH, int causal)
+{
+    enum { ROWS = 16 * WARPS * MT, LD = HS + 8, STAGE = 2 * OT * LD, KEYS = PASS >= LINEAR_DK };
+    enum { OUT = PASS == LINEAR_OUT, DQ = PASS == LINEAR_DQ, DK = PASS == LINEAR_DK,
+           DV = PASS == LINEAR_DV };
+    extern __shared__ __align__(16) floatX tiles[]; // x [ROWS][LD], twice others [2][OT][LD], stats
+    const int blocks = (T + ROWS - 1) / ROWS, head = blockIdx.x / blocks, nth = blockIdx.x % blocks;
+    const int end = KEYS ? min(T, (nth + 1) * ROWS) : T - nth * ROWS; // causal: the longest first,
+    const int first = KEYS ? nth * ROWS : max(0, end - ROWS); // see attention_forward_kernel
+    const int row = first + threadIdx.x / WARP * 16 * MT;     // of this warp
+    const int begin = KEYS && causal ? first / OT : 0;
+    const int last = ((causal && !KEYS ? end : T) - 1) / OT;
+    const size_t at = (size_t)(head / NH) * T * 3 * C + head % NH * HS;
+    const size_t out_at = (size_t)(head / NH) * T * C + head % NH * HS;
+    const floatX *q = qkv + at, *k = q + C, *v = k + C, *g = OUT ? NULL : dout + out_at;
+    const floatX *other_y = OUT ? k : DQ ? v : DK ? g : q, *other_z = OUT ? v : DQ ? k : DK ? q : g;
+    float2 *other_stats = (float2 *)(tiles + ROWS * LD + 2 * STAGE), own_stats[MT][2];
+    float o[MT][HS / 8][4] = {}, sum[MT][2] = {};
+    stats += (size_t)head * T, norm += (size_t)head * T;
+    const auto fetch = [=](int j) {
+        floatX *to = tiles + ROWS * LD + j % 2 * STAGE;
+        tile_fetch<HS, OT, WARPS>(to, other_y, DK ? C : 3 * C, j * OT, T);
+        tile_fetch<HS, OT, WARPS>(to + OT * LD, other_z, DV ? C : 3 * C, j * OT, T);
+        const int i = j * OT + threadIdx.x, inside = i < T;
+        if (KEYS && threadIdx.x < OT)
+            copy_async(other_stats + j % 2 * OT + threadIdx.x, stats + (inside ? i : 0), inside);
+    };
+    tile_fetch<HS, ROWS, WARPS>(tiles, OUT ? q : DQ ? g : DK ? v : k, DQ ? C : 3 * C, first, end);
+    fetch(begin);
+    if (DQ) {
+        copy_wait();
+        __syncthreads();
+        for (int i = 0; i < 2 * MT; i++) {
+            const int r = row + 8 * i + threadIdx.x % WARP / 4;
+            own_stats[i / 2][i % 2] =
+                tile_stats<HS, 1>(tiles + (r - first) * LD, out + out_at, norm, C, r, end);
+            if (r < end && threadIdx.x % 4 == 0)
+                stats[r] = own_stats[i / 2][i % 2];
+        }
+    }
+    for (int j = begin; j <= last; j++) {
+        const floatX *others = tiles + ROWS * LD + j % 2 * STAGE;
+        copy_wait();
+        __syncthreads(); // the others of j are there; nobody reads those of j - 1 any more
+        if (j < last)
+            fetch(j + 1);
+        if (row >= end || (causal && (KEYS ? (j + 1) * OT <= row : j * OT >= row + 16 * MT)))
+            continue;
+        float s[MT][OT / 8][4] = {};
+        pairs_dots<HS, MT, OT>(s, tiles + (row - first) * LD, others);
+        if (!OUT)
+            linear_weights<PASS, MT, OT>(s, own_stats, other_stats + j % 2 * OT);
+        if ((j + 1) * OT > T ||
+            (causal && (KEYS ? j * OT < row + 16 * MT - 1 : (j + 1) * OT > row + 1)))
+            pairs_mask<MT, OT, KEYS>(s, 0, row, j * OT, T, causal);
+#pragma unroll
+        for (int i = 0; OUT && i < MT * OT / 2; i++)
+            sum[i / (OT / 2)][i % 4 / 2] += s[i / (OT / 2)][i / 4 % (OT / 8)][i % 4];
+        pairs_sum<HS, MT, OT>(o, s, others + OT * LD);
+    }
+    if (OUT)
+        forward_store<HS, 1, MT>(y, norm - (size_t)head * T, o, NULL, sum, head, row, end, T, C, NH);
+    for (int m = 0; !OUT && m < MT; m++)
+        tile_store<HS>(y + at + (DK ? C : DV ? 2 * C : 0), o[m], DV ? NULL : DK ? k : q, 1, C,
+                       row + 16 * m, end);
 }
 #endif
 
@@ -757,26 +877,53 @@ static void attention_fits(size_t T, size_t C, size_t NH)
 #ifdef PRECISION_BF16
 // attention_forward_tiled, attention_backward_tiled: launch the tiles of one head size. WARPS, MT,
 // OT: see the kernels. BLOCKS: blocks a multiprocessor shall have registers for.
-template <int HS, int PHI, int WARPS, int MT, int OT, int BLOCKS>
+template <int HS, int WARPS, int MT, int OT, int BLOCKS>
 static void attention_forward_tiled(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T,
                                     size_t C, size_t NH, int causal, cudaStream_t stream)
 {
     const size_t rows = 16 * WARPS * MT;
-    LAUNCH((attention_forward_kernel<HS, PHI, WARPS, MT, OT, BLOCKS>),
+    LAUNCH((attention_forward_kernel<HS, WARPS, MT, OT, BLOCKS>),
            B * NH * ((T + rows - 1) / rows), WARPS * WARP, forward_bytes(HS, WARPS, MT, OT), stream,
            out, lse, qkv, (int)T, (int)C, (int)NH, causal);
 }
 
 // attention_backward_tiled: see attention_forward_tiled.
-template <int HS, int PHI, int SIDE, int WARPS, int OT, int BLOCKS>
+template <int HS, int SIDE, int WARPS, int OT, int BLOCKS>
 static void attention_backward_tiled(floatX *dqkv, const floatX *dout, const floatX *out,
                                      const float *lse, const floatX *qkv, float *scratch, size_t B,
                                      size_t T, size_t C, size_t NH, int causal, cudaStream_t stream)
 {
-    LAUNCH((attention_backward_kernel<HS, PHI, SIDE, WARPS, OT, BLOCKS>),
+    LAUNCH((attention_backward_kernel<HS, SIDE, WARPS, OT, BLOCKS>),
            B * NH * ((T + 16 * WARPS - 1) / (16 * WARPS)), WARPS * WARP,
            backward_bytes(HS, WARPS, OT), stream, dqkv, (float2 *)scratch, dout, out, lse,
            qkv, (int)T, (int)C, (int)NH, causal);
+}
+
+// linear_attention_tiled: see attention_forward_tiled; y, norm, stats: see the kernel.
+template <int HS, int PASS, int WARPS, int MT, int OT, int BLOCKS>
+static void linear_attention_tiled(floatX *y, float *norm, float *stats, const floatX *dout,
+                                   const floatX *out, const floatX *qkv, size_t B, size_t T,
+                                   size_t C, size_t NH, int causal, cudaStream_t stream)
+{
+    const size_t rows = 16 * WARPS * MT;
+    LAUNCH((linear_attention_kernel<HS, PASS, WARPS, MT, OT, BLOCKS>),
+           B * NH * ((T + rows - 1) / rows), WARPS * WARP, linear_bytes(HS, WARPS, MT, OT), stream,
+           y, norm, (float2 *)stats, dout, out, qkv, (int)T, (int)C, (int)NH, causal);
+}
+
+// linear_backward_tiled: the three gradients, dq first: it has the stats that the others need.
+template <int HS, int WARPS, int MT, int OT, int BLOCKS>
+static void linear_backward_tiled(floatX *dqkv, const floatX *dout, const floatX *out,
+                                  const float *norm, const floatX *qkv, float *scratch, size_t B,
+                                  size_t T, size_t C, size_t NH, int causal, cudaStream_t stream)
+{
+    float *read = (float *)norm; // LINEAR_OUT alone writes it
+    linear_attention_tiled<HS, LINEAR_DQ, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out,
+                                                                 qkv, B, T, C, NH, causal, stream);
+    linear_attention_tiled<HS, LINEAR_DK, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out,
+                                                                 qkv, B, T, C, NH, causal, stream);
+    linear_attention_tiled<HS, LINEAR_DV, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out,
+                                                                 qkv, B, T, C, NH, causal, stream);
 }
 #endif
 
@@ -821,13 +968,15 @@ static void attention_forward_any(floatX *out, float *lse, const floatX *qkv, si
     }
 #ifdef PRECISION_BF16
 #define FORWARD_TILED(HS, WARPS, MT, OT, BLOCKS) \
-    attention_forward_tiled<HS, PHI, WARPS, MT, OT, BLOCKS>(out, lse, qkv, B, T, C, NH, causal, \
-                                                               stream)
-    WITH_FLAG(PHI, linear, switch (C / NH) {
-        case 64: FORWARD_TILED(64, 4, 2, 32, 3); break;
-        case 128: FORWARD_TILED(128, 4, 2, 32, 2); break;
-        default: FORWARD_TILED(192, 6, 1, 32, 2);
-    });
+    linear ? linear_attention_tiled<HS, LINEAR_OUT, WARPS, MT, OT, BLOCKS>( \
+                 out, lse, NULL, NULL, NULL, qkv, B, T, C, NH, causal, stream) \
+           : attention_forward_tiled<HS, WARPS, MT, OT, BLOCKS>(out, lse, qkv, B, T, C, NH, \
+                                                                causal, stream)
+    switch (C / NH) {
+    case 64: FORWARD_TILED(64, 4, 2, 32, 3); break;
+    case 128: FORWARD_TILED(128, 4, 2, 32, 2); break;
+    default: FORWARD_TILED(192, 6, 1, 32, 2);
+    }
 #endif
 }
 
@@ -845,15 +994,21 @@ static void attention_backward_any(floatX *dqkv, const floatX *dout, const float
     }
 #ifdef PRECISION_BF16
 #define BACKWARD_TILED(HS, WARPS, OT, DQ_BLOCKS, DKV_BLOCKS) \
-    attention_backward_tiled<HS, PHI, 0, WARPS, OT, DQ_BLOCKS>( \
-        dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, stream), \
-    attention_backward_tiled<HS, PHI, 1, WARPS, OT, DKV_BLOCKS>( \
-        dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, stream)
-    WITH_FLAG(PHI, linear, switch (C / NH) {
-        case 64: BACKWARD_TILED(64, 4, 64, 3, 3); break;
-        case 128: BACKWARD_TILED(128, 4, 32, 2, 2); break;
-        default: BACKWARD_TILED(192, 4, 32, 2, 2);
-    });
+    attention_backward_tiled<HS, 0, WARPS, OT, DQ_BLOCKS>(dqkv, dout, out, lse, qkv, scratch, B, \
+                                                          T, C, NH, causal, stream), \
+    attention_backward_tiled<HS, 1, WARPS, OT, DKV_BLOCKS>(dqkv, dout, out, lse, qkv, scratch, B, \
+                                                           T, C, NH, causal, stream)
+#define LINEAR_TILED(HS, WARPS, MT, OT, BLOCKS) \
+    linear_backward_tiled<HS, WARPS, MT, OT, BLOCKS>(dqkv, dout, out, lse, qkv, scratch, B, T, C, \
+                                                     NH, causal, stream)
+    switch (linear ? -(int)(C / NH) : (int)(C / NH)) {
+    case 64: BACKWARD_TILED(64, 4, 64, 3, 3); break;
+    case 128: BACKWARD_TILED(128, 4, 32, 2, 2); break;
+    case 192: BACKWARD_TILED(192, 4, 32, 2, 2); break;
+    case -64: LINEAR_TILED(64, 4, 2, 32, 3); break;
+    case -128: LINEAR_TILED(128, 4, 2, 32, 2); break;
+    case -192: LINEAR_TILED(192, 6, 1, 32, 2);
+    }
 #endif
 }
 
@@ -1010,7 +1165,7 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
 
 // Sums over all N rows are made in slices of them, and these then added in their order: those of
 // columns in COLUMN_SLICES, the multiprocessors of an H200.
-enum { SLICES = 64, TOKEN_SLICES = 512, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
+enum { SLICES = 16, TOKEN_SLICES = 512, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
 enum { COLUMN_SLICES = 132, BIAS_WARPS = 16, TOKENS_SHARED = 384, TOKEN_CHANNELS = 4 };
 
 // slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a

@@ -42,11 +42,11 @@ static const BenchKernel kernels[] = {
     {1, "naive: a block a row", run_backward_naive<0>, refuse_naive},
     {2, "a warp a row; FP32's", run_backward_general<0>, NULL},
 #ifdef PRECISION_BF16
-    {3, "tiles, 32 others", run_backward_tiled<0, 4, 32, 33, 22, 22>, refuse_tiled<1, 1, 1>},
-    {4, "tiles, 64 others", run_backward_tiled<0, 4, 64, 33, 22, 11>, refuse_tiled<1, 1, 1>},
-    {5, "3, more blocks for dq", run_backward_tiled<0, 4, 32, 43, 32, 0>, refuse_tiled<1, 1, 0>},
-    {6, "3, 8 warps a block", run_backward_tiled<0, 8, 32, 21, 11, 11>, refuse_tiled<1, 1, 1>},
-    {7, "4, 8 warps a block", run_backward_tiled<0, 8, 64, 21, 11, 0>, refuse_tiled<1, 1, 0>},
+    {3, "tiles, 32 others", run_backward_tiled<4, 32, 33, 22, 22>, refuse_tiled<1, 1, 1>},
+    {4, "tiles, 64 others", run_backward_tiled<4, 64, 33, 22, 11>, refuse_tiled<1, 1, 1>},
+    {5, "3, more blocks for dq", run_backward_tiled<4, 32, 43, 32, 0>, refuse_tiled<1, 1, 0>},
+    {6, "3, 8 warps a block", run_backward_tiled<8, 32, 21, 11, 11>, refuse_tiled<1, 1, 1>},
+    {7, "4, 8 warps a block", run_backward_tiled<8, 64, 21, 11, 0>, refuse_tiled<1, 1, 0>},
 #endif
     {8, "attention_backward", run_backward_any<0>, NULL},
     {9, "attention_forward + backward", run_both<0>, NULL},

@@ -361,39 +361,39 @@ template <int HS64, int HS128, int HS192> static const char *refuse_tiled(const 
 // run_forward_tiled, run_backward_tiled: the tiles with given constants, for the head sizes given.
 // Each head size has its own blocks a multiprocessor: B64, B128, B192, 0 for one left out; backward
 // ten times dq's plus dk and dv's.
-template <int LINEAR, int WARPS, int MT, int OT, int B64, int B128, int B192>
+template <int WARPS, int MT, int OT, int B64, int B128, int B192>
 static void run_forward_tiled(const void *problem, cudaStream_t stream)
 {
     const Attention *x = (const Attention *)problem;
     if constexpr (B64 != 0)
         if (x->C / x->NH == 64)
-            attention_forward_tiled<64, LINEAR, WARPS, MT, OT, B64>(FORWARD_ARGS(x), stream);
+            attention_forward_tiled<64, WARPS, MT, OT, B64>(FORWARD_ARGS(x), stream);
     if constexpr (B128 != 0)
         if (x->C / x->NH == 128)
-            attention_forward_tiled<128, LINEAR, WARPS, MT, OT, B128>(FORWARD_ARGS(x), stream);
+            attention_forward_tiled<128, WARPS, MT, OT, B128>(FORWARD_ARGS(x), stream);
     if constexpr (B192 != 0)
         if (x->C / x->NH == 192)
-            attention_forward_tiled<192, LINEAR, WARPS, MT, OT, B192>(FORWARD_ARGS(x), stream);
+            attention_forward_tiled<192, WARPS, MT, OT, B192>(FORWARD_ARGS(x), stream);
 }
-template <int HS, int LINEAR, int WARPS, int OT, int DQ_BLOCKS, int DKV_BLOCKS>
+template <int HS, int WARPS, int OT, int DQ_BLOCKS, int DKV_BLOCKS>
 static void backward_tiled(const Attention *x, cudaStream_t stream)
 {
-    attention_backward_tiled<HS, LINEAR, 0, WARPS, OT, DQ_BLOCKS>(BACKWARD_ARGS(x), stream);
-    attention_backward_tiled<HS, LINEAR, 1, WARPS, OT, DKV_BLOCKS>(BACKWARD_ARGS(x), stream);
+    attention_backward_tiled<HS, 0, WARPS, OT, DQ_BLOCKS>(BACKWARD_ARGS(x), stream);
+    attention_backward_tiled<HS, 1, WARPS, OT, DKV_BLOCKS>(BACKWARD_ARGS(x), stream);
 }
-template <int LINEAR, int WARPS, int OT, int B64, int B128, int B192>
+template <int WARPS, int OT, int B64, int B128, int B192>
 static void run_backward_tiled(const void *problem, cudaStream_t stream)
 {
     const Attention *x = (const Attention *)problem;
     if constexpr (B64 != 0)
         if (x->C / x->NH == 64)
-            backward_tiled<64, LINEAR, WARPS, OT, B64 / 10, B64 % 10>(x, stream);
+            backward_tiled<64, WARPS, OT, B64 / 10, B64 % 10>(x, stream);
     if constexpr (B128 != 0)
         if (x->C / x->NH == 128)
-            backward_tiled<128, LINEAR, WARPS, OT, B128 / 10, B128 % 10>(x, stream);
+            backward_tiled<128, WARPS, OT, B128 / 10, B128 % 10>(x, stream);
     if constexpr (B192 != 0)
         if (x->C / x->NH == 192)
-            backward_tiled<192, LINEAR, WARPS, OT, B192 / 10, B192 % 10>(x, stream);
+            backward_tiled<192, WARPS, OT, B192 / 10, B192 % 10>(x, stream);
     attention_split(x, stream);
 }
 #endif

@@ -44,16 +44,16 @@ static const BenchKernel kernels[] = {
     {1, "naive: a block a query", run_forward_naive<0>, refuse_naive},
     {2, "a warp a query; FP32's", run_forward_general<0>, NULL},
 #ifdef PRECISION_BF16
-    {3, "tiles, 16 queries a warp, 32 keys", run_forward_tiled<0, 4, 1, 32, 4, 3, 3>,
+    {3, "tiles, 16 queries a warp, 32 keys", run_forward_tiled<4, 1, 32, 4, 3, 3>,
      refuse_tiled<1, 1, 1>},
-    {4, "16 queries, 64 keys", run_forward_tiled<0, 4, 1, 64, 4, 2, 1>, refuse_tiled<1, 1, 1>},
-    {5, "32 queries, 32 keys", run_forward_tiled<0, 4, 2, 32, 3, 2, 0>, refuse_tiled<1, 1, 0>},
-    {6, "32 queries, 64 keys", run_forward_tiled<0, 4, 2, 64, 3, 2, 0>, refuse_tiled<1, 1, 0>},
-    {7, "6, two blocks an SM", run_forward_tiled<0, 4, 2, 64, 2, 0, 0>, refuse_tiled<1, 0, 0>},
+    {4, "16 queries, 64 keys", run_forward_tiled<4, 1, 64, 4, 2, 1>, refuse_tiled<1, 1, 1>},
+    {5, "32 queries, 32 keys", run_forward_tiled<4, 2, 32, 3, 2, 0>, refuse_tiled<1, 1, 0>},
+    {6, "32 queries, 64 keys", run_forward_tiled<4, 2, 64, 3, 2, 0>, refuse_tiled<1, 1, 0>},
+    {7, "6, two blocks an SM", run_forward_tiled<4, 2, 64, 2, 0, 0>, refuse_tiled<1, 0, 0>},
 #endif
     {8, "attention_forward", run_forward_any<0>, NULL},
 #ifdef PRECISION_BF16
-    {9, "3, 6 warps a block", run_forward_tiled<0, 6, 1, 32, 0, 0, 2>, refuse_tiled<0, 0, 1>},
+    {9, "3, 6 warps a block", run_forward_tiled<6, 1, 32, 0, 0, 2>, refuse_tiled<0, 0, 1>},
     {10, "wgmma, 64 keys", run_hopper<64, 64, 64>, refuse_hopper<1, 1, 1>},
     {11, "wgmma, 128 keys", run_hopper<128, 64, 64>, refuse_hopper<1, 0, 0>},
 #endif

@@ -159,7 +159,7 @@ static __global__ void __launch_bounds__(256, 1)
         wgmma_fence();
         dots(next, j + 1); // after the last: of whatever is there, and for nothing
         if ((j + 1) * OT > T || (causal && (j + 1) * OT > row + 1))
-            forward_mask<1, OT>(s, -INFINITY, row, j * OT, T, causal);
+            pairs_mask<1, OT, 0>(s, -INFINITY, row, j * OT, T, causal);
         softmax_step<HS, 1, OT>(s, o, top, sum);
         uint4 p[OT / 16];
 #pragma unroll
@@ -178,7 +178,7 @@ static __global__ void __launch_bounds__(256, 1)
         for (int i = 0; i < OT / 2; i++)
             s[0][i / 4][i % 4] = next[i / 4][i % 4];
     }
-    forward_store<HS, 0, 1>(out, lse, o, top, sum, head, row, T, C, NH);
+    forward_store<HS, 0, 1>(out, lse, o, top, sum, head, row, T, T, C, NH);
 #endif
 }
 
@@ -257,7 +257,7 @@ static __global__ void __launch_bounds__(256, 1)
         wgmma_commit();
         wgmma_wait<0>();
         const bool edge = causal && (SIDE ? j * 64 < row + 16 : (j + 1) * 64 > row);
-        backward_step<HS, 0, SIDE, 8>(s[0], s[1], own_stats, other_stats + j % 2 * 64, row, j * 64,
+        backward_step<HS, SIDE, 8>(s[0], s[1], own_stats, other_stats + j % 2 * 64, row, j * 64,
                                       T, causal, edge || (j + 1) * 64 > T || T == 1);
         uint4 p[4], ds[4];
 #pragma unroll

@@ -1634,13 +1634,14 @@ static __global__ void embed_forward_kernel(float *out, const int *tokens, const
     if (row >= N)
         return;
     wte += (size_t)tokens[row] * n;
-    wpe += row % T * n;
+    wpe = wpe ? wpe + row % T * n : NULL;
 #pragma unroll
     for (int c = threadIdx.x % WARP; c < n; c += WARP)
-        out[row * n + c] = wte[c] + wpe[c];
+        out[row * n + c] = wte[c] + (wpe ? wpe[c] : 0);
 }
 
-// embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C).
+// embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C), NULL for
+// none.
 static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
                           size_t B, size_t T, size_t C, cudaStream_t stream)
 {
@@ -1717,8 +1718,9 @@ static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, si
     dwpe[i] += sum;
 }
 
-// embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, and the
-// places of a token are added in order, so that repeated tokens neither race nor change a sum.
+// embed_backward: dwte (V,C) +=, dwpe (T,C), NULL for none, += from dout (B,T,C). Threads own
+// channels, and the places of a token are added in order, so that repeated tokens neither race nor
+// change a sum.
 // partial (token_slices,V,C): scratch.
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
                            const int *tokens, size_t B, size_t T, size_t V, size_t C,
@@ -1734,8 +1736,9 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
     } else
         LAUNCH(embed_first_kernel, B * T * groups, WARP, 0, stream, dwte, dout, tokens, B * T,
                (int)C, (int)groups);
-    LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-           stream, dwpe, dout, B, T * C);
+    if (dwpe)
+        LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+               stream, dwpe, dout, B, T * C);
 }
 
 // crossentropy_kernel: a warp a row of logits (N,V), rows pitch apart.
@@ -1954,7 +1957,7 @@ typedef struct {
 typedef struct {
     Config config;
     const Task *task;
-    size_t B, T, V, Vp, C, H, L, decode_B;
+    size_t B, T, V, Vp, C, H, L, decode_B, positions; // positions: that are learned
     Weights weights;      // the host's, for files
     Params params, grads; // on the device, as all below
     Device device;
@@ -1992,12 +1995,14 @@ static void model_plan(Model *m, const Config *config)
     const size_t B = m->B = (size_t)config->training.batch_size, L = m->L = (size_t)config->layers;
     const size_t T = m->T = shape.T, V = m->V = shape.V, C = m->C = (size_t)config->channels;
     const size_t H = m->H = (size_t)config->hidden, Vp = m->Vp = (V + 31) / 32 * 32;
+    const size_t positions = m->positions = task_longest(shape);
     const size_t D = m->decode_B = !config->mix.causal ? 0 : B < 32 ? B : 32;
     const size_t quadratic = config->mix.model == QUADRATIC ? L : 0, linear = L - quadratic;
     const size_t dump = config->training.dump != NULL, tile = linear_tile(H);
     // In place unless a dump is to show them: the residual stream; a and b of the quadratic model
     const size_t xs = dump ? L + 1 : 1, abs = dump || linear ? L : 1;
-    const size_t work = mix_scratch(B, T, H, config->mix);
+    const size_t work = mix_scratch(B, T, H, config->mix), carry = B * ((T + tile - 1) / tile);
+    const size_t eval_carry = B * T / shape.eval_T * ((shape.eval_T + tile - 1) / tile);
     size_t partial = token_slices(V, C) * V * C;
     for (int k = 0; k <= 2; k++) { // weight gradients: head_w, out_w, both sides
         const size_t size = k == 0 ? V * C : k * H * C + (k == 1 ? C : H);
@@ -2007,7 +2012,7 @@ static void model_plan(Model *m, const Config *config)
     const double std = 0.02, out_std = 0.02 / sqrt((double)L);
     const Tensor params[] = {
         {"wte", {V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},
-        {"wpe", {T, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wpe)},
+        {"wpe", {positions, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wpe)},
         {"right_w", {L, H, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, right_w)},
         {"right_b", {L, H}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, right_b)},
         {"left_w", {L, H, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, left_w)},
@@ -2034,7 +2039,8 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("var_b", float, Acts, saved.vb, quadratic, B, T),
         DEVICE("pair_scale", float, Acts, saved.scale, quadratic, B, T),
         DEVICE("o_rstd", float, Acts, saved.o_rstd, quadratic, B, T),
-        DEVICE("carry", float, Acts, saved.carry, linear, B, (T + tile - 1) / tile, H),
+        DEVICE("carry", float, Acts, saved.carry, linear, carry > eval_carry ? carry : eval_carry,
+               H),
         DEVICE("y", floatX, Acts, y, B, T, C), DEVICE("y_rstd", float, Acts, y_rstd, B, T),
         SPACED("logits", float, Vp, 0, Acts, logits, B, T, V),
         DEVICE("losses", float, Acts, losses, B, T),
@@ -2051,10 +2057,10 @@ static void model_plan(Model *m, const Config *config)
     const DeviceTensor decoder[] = {
         DEVICE("max", float, Decoder, memory.max, D ? linear : 0, D, H),
         DEVICE("sum", float, Decoder, memory.sum, D ? linear : 0, D, H),
-        DEVICE("a", floatX, Decoder, memory.ac, D ? quadratic : 0, D, T, H),
-        DEVICE("b", floatX, Decoder, memory.bc, D ? quadratic : 0, D, T, H),
-        DEVICE("var_a", float, Decoder, memory.va, D ? quadratic : 0, D, T),
-        DEVICE("var_b", float, Decoder, memory.vb, D ? quadratic : 0, D, T),
+        DEVICE("a", floatX, Decoder, memory.ac, D ? quadratic : 0, D, positions, H),
+        DEVICE("b", floatX, Decoder, memory.bc, D ? quadratic : 0, D, positions, H),
+        DEVICE("var_a", float, Decoder, memory.va, D ? quadratic : 0, D, positions),
+        DEVICE("var_b", float, Decoder, memory.vb, D ? quadratic : 0, D, positions),
         DEVICE("scale", float, Decoder, memory.scale, D ? quadratic : 0, D),
         DEVICE("o_rstd", float, Decoder, memory.o_rstd, D ? quadratic : 0, D),
         DEVICE("tokens", int, Decoder, tokens, D), DEVICE("x", float, Decoder, x, D, C),
@@ -2172,7 +2178,7 @@ static void model_backward(Model *m)
 // t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
-    const size_t C = m->C, H = m->H, T = m->T, V = m->V, Vp = m->Vp;
+    const size_t C = m->C, H = m->H, T = m->positions, V = m->V, Vp = m->Vp;
     const Params p = m->params;
     const Copies w = m->copies;
     const Dacts d = m->dacts;
@@ -2252,17 +2258,19 @@ static void model_zero_grad(Model *m)
            d->pieces.pieces);
 }
 
-// load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL. And what
-// the device is told: of training, the update it belongs to, in which batches count by their
-// targets. These are known when the last batch is: until then a target counts 1 / (B T).
+// load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL, of its
+// own B and T. And what the device is told: of training, the update it belongs to, in which batches
+// count by their targets. These are known when the last batch is: until then a target counts 1 / (B
+// T).
 static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
 {
     const Config *c = &m->config;
     const Training *t = &c->training;
     const int n = stream == STREAM_TRAIN ? t->accumulate : 1, part = (int)(number % n);
-    const double step = (double)(number / n), N = (double)(m->B * m->T);
     task_batch(m->task, &c->task_options, t->seed, stream, number, &slot->batch);
     batch_check(&slot->batch, m->V);
+    m->B = slot->batch.B, m->T = slot->batch.T;
+    const double step = (double)(number / n), N = (double)(m->B * m->T);
     const double count = batch_targets(&slot->batch);
     m->targets = part ? m->targets + count : count;
     slot->lr = learning_rate(t, number / n);
@@ -2305,7 +2313,7 @@ static void stop_if_bad(Model *m, const char *what, double value, long step, uin
     if (is_finite_bits(value))
         return;
     for (int i = 0; i < n; i++) {
-        run_batch(m, stream, number + i, 1);
+        run_batch(m, stream, number + i, stream == STREAM_TRAIN);
         if (!is_finite_bits(m->loss))
             break;
     }
@@ -2360,7 +2368,7 @@ static void train_step(Model *m, long step)
         if (i) {
             slot_down(slot, d);
             CUDA_CHECK(cudaStreamSynchronize(d->stream));
-            slot->acc += task_score(m->task, &slot->batch, m->B);
+            slot->acc += task_score(m->task, &slot->batch, slot->batch.B);
         }
         load_batch(m, slot, STREAM_TRAIN, step * n + i);
         slot_up(slot, d);
@@ -2396,18 +2404,20 @@ static void train_step_end(Model *m, LogRow *row)
         stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
         stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
     }
-    const double acc = (slot->acc + task_score(m->task, &slot->batch, m->B)) / n;
-    *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * m->B * m->T);
+    const size_t B = slot->batch.B, T = slot->batch.T;
+    const double acc = (slot->acc + task_score(m->task, &slot->batch, B)) / n;
+    *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * B * T);
 }
 
 // evaluate: loss and accuracy on sequences never trained on, each prediction given the true past.
 static LogRow evaluate(Model *m, long step)
 {
     Evaluation sum = {};
-    for (long i = 0; i < task_eval_batches(m->task, &m->config.task_options, m->B); i++) {
+    const TaskOptions *options = &m->config.task_options;
+    for (long i = 0; i < task_eval_batches(m->task, options, m->batch.rows); i++) {
         run_batch(m, STREAM_EVAL, i, 0);
         stop_if_bad(m, "loss on fresh sequences", m->loss, step, STREAM_EVAL, i, 1);
-        evaluation_add(&sum, m->task, &m->config.task_options, &m->batch, m->loss);
+        evaluation_add(&sum, m->task, options, &m->batch, m->loss);
     }
     return evaluation_row(&sum, step);
 }

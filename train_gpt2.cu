@@ -1359,13 +1359,14 @@ static __global__ void embed_forward_kernel(float *out, const int *tokens, const
     if (row >= N)
         return;
     wte += (size_t)tokens[row] * n;
-    wpe += row % T * n;
+    wpe = wpe ? wpe + row % T * n : NULL;
 #pragma unroll
     for (int c = threadIdx.x % WARP; c < n; c += WARP)
-        out[row * n + c] = wte[c] + wpe[c];
+        out[row * n + c] = wte[c] + (wpe ? wpe[c] : 0);
 }
 
-// embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C).
+// embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C), NULL for
+// none.
 static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
                           size_t B, size_t T, size_t C, cudaStream_t stream)
 {
@@ -1442,8 +1443,9 @@ static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, si
     dwpe[i] += sum;
 }
 
-// embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, and the
-// places of a token are added in order, so that repeated tokens neither race nor change a sum.
+// embed_backward: dwte (V,C) +=, dwpe (T,C), NULL for none, += from dout (B,T,C). Threads own
+// channels, and the places of a token are added in order, so that repeated tokens neither race nor
+// change a sum.
 // partial (token_slices,V,C): scratch.
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
                            const int *tokens, size_t B, size_t T, size_t V, size_t C,
@@ -1459,8 +1461,9 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
     } else
         LAUNCH(embed_first_kernel, B * T * groups, WARP, 0, stream, dwte, dout, tokens, B * T,
                (int)C, (int)groups);
-    LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-           stream, dwpe, dout, B, T * C);
+    if (dwpe)
+        LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+               stream, dwpe, dout, B, T * C);
 }
 
 // crossentropy_kernel: a warp a row of logits (N,V), rows pitch apart.
@@ -1678,7 +1681,7 @@ typedef struct {
 typedef struct {
     Config config;
     const Task *task;
-    size_t B, T, V, Vp, C, NH, L, decode_B;
+    size_t B, T, V, Vp, C, NH, L, decode_B, positions; // positions: that are learned
     Weights weights;      // the host's, for files
     Params params, grads; // on the device, as all below
     Device device;
@@ -1710,13 +1713,13 @@ static const char *model_name(const Config *c)
 // learned in gpt2's norms, the biases of its attention, and the head, which is tied to wte.
 static void params_plan(Model *m)
 {
-    const size_t L = m->L, C = m->C, T = m->T, V = m->V, gpt2 = m->config.model == GPT2;
+    const size_t L = m->L, C = m->C, V = m->V, gpt2 = m->config.model == GPT2;
     const size_t L_gpt2 = gpt2 ? L : 0, C_gpt2 = gpt2 ? C : 0, V_head = gpt2 ? 0 : V;
     const double std = 0.02, out_std = 0.02 / sqrt(2 * (double)L), embed_std = gpt2 ? 0.02 : 1;
     const int decay = gpt2 ? DECAY : NO_DECAY; // the tied embedding is a matrix like others
     const Tensor params[] = {
         {"wte", {V, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wte)},
-        {"wpe", {T, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wpe)},
+        {"wpe", {m->positions, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wpe)},
         {"ln1_w", {L_gpt2, C}, INIT_ONE, NO_DECAY, 1, offsetof(Params, ln1_w)},
         {"ln1_b", {L_gpt2, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, ln1_b)},
         {"qkv_w", {L, 3 * C, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, qkv_w)},
@@ -1762,6 +1765,7 @@ static void model_plan(Model *m, const Config *config)
     const size_t NH = m->NH = (size_t)config->heads, HS = C / NH, Vp = m->Vp = (V + 31) / 32 * 32;
     const size_t D = m->decode_B = !config->causal ? 0 : B < 32 ? B : 32, two = D ? 2 : 0;
     const size_t linear = config->model == LINEAR ? L : 0, softmax = L - linear;
+    const size_t positions = m->positions = task_longest(shape);
     const size_t L_gpt2 = config->model == GPT2 ? L : 0, B_gpt2 = config->model == GPT2 ? B : 0;
     const DeviceTensor copies[] = {
         DEVICE("qkv_w", floatX, Copies, qkv_w, L, 3 * C, C),
@@ -1798,7 +1802,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("partial", float, Dacts, partial, partial_size(m)),
     };
     const DeviceTensor decoder[] = {
-        DEVICE("cache", floatX, Decoder, cache, D ? softmax : 0, D, T, 3 * C),
+        DEVICE("cache", floatX, Decoder, cache, D ? softmax : 0, D, positions, 3 * C),
         DEVICE("state", float, Decoder, state, D ? linear : 0, D, NH, HS * (HS + 1)),
         DEVICE("tokens", int, Decoder, tokens, D), DEVICE("x", float, Decoder, x, D, C),
         DEVICE("moments", float, Decoder, moments, two, D),
@@ -1955,7 +1959,7 @@ static void model_backward(Model *m)
 // t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
-    const size_t C = m->C, NH = m->NH, T = m->T, V = m->V, Vp = m->Vp, HS = C / NH;
+    const size_t C = m->C, NH = m->NH, T = m->positions, V = m->V, Vp = m->Vp, HS = C / NH;
     const int gpt2 = m->config.model == GPT2;
     const Params all = m->params;
     const Dacts d = m->dacts;
@@ -2059,17 +2063,19 @@ static void model_zero_grad(Model *m)
            d->pieces.pieces);
 }
 
-// load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL. And what
-// the device is told: of training, the update it belongs to, in which batches count by their
-// targets. These are known when the last batch is: until then a target counts 1 / (B T).
+// load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL, of its
+// own B and T. And what the device is told: of training, the update it belongs to, in which batches
+// count by their targets. These are known when the last batch is: until then a target counts 1 / (B
+// T).
 static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
 {
     const Config *c = &m->config;
     const Training *t = &c->training;
     const int n = stream == STREAM_TRAIN ? t->accumulate : 1, part = (int)(number % n);
-    const double step = (double)(number / n), N = (double)(m->B * m->T);
     task_batch(m->task, &c->task_options, t->seed, stream, number, &slot->batch);
     batch_check(&slot->batch, m->V);
+    m->B = slot->batch.B, m->T = slot->batch.T;
+    const double step = (double)(number / n), N = (double)(m->B * m->T);
     const double count = batch_targets(&slot->batch);
     m->targets = part ? m->targets + count : count;
     slot->lr = learning_rate(t, number / n);
@@ -2112,7 +2118,7 @@ static void stop_if_bad(Model *m, const char *what, double value, long step, uin
     if (is_finite_bits(value))
         return;
     for (int i = 0; i < n; i++) {
-        run_batch(m, stream, number + i, 1);
+        run_batch(m, stream, number + i, stream == STREAM_TRAIN);
         if (!is_finite_bits(m->loss))
             break;
     }
@@ -2167,7 +2173,7 @@ static void train_step(Model *m, long step)
         if (i) {
             slot_down(slot, d);
             CUDA_CHECK(cudaStreamSynchronize(d->stream));
-            slot->acc += task_score(m->task, &slot->batch, m->B);
+            slot->acc += task_score(m->task, &slot->batch, slot->batch.B);
         }
         load_batch(m, slot, STREAM_TRAIN, step * n + i);
         slot_up(slot, d);
@@ -2203,18 +2209,20 @@ static void train_step_end(Model *m, LogRow *row)
         stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
         stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
     }
-    const double acc = (slot->acc + task_score(m->task, &slot->batch, m->B)) / n;
-    *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * m->B * m->T);
+    const size_t B = slot->batch.B, T = slot->batch.T;
+    const double acc = (slot->acc + task_score(m->task, &slot->batch, B)) / n;
+    *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * B * T);
 }
 
 // evaluate: loss and accuracy on sequences never trained on, each prediction given the true past.
 static LogRow evaluate(Model *m, long step)
 {
     Evaluation sum = {};
-    for (long i = 0; i < task_eval_batches(m->task, &m->config.task_options, m->B); i++) {
+    const TaskOptions *options = &m->config.task_options;
+    for (long i = 0; i < task_eval_batches(m->task, options, m->batch.rows); i++) {
         run_batch(m, STREAM_EVAL, i, 0);
         stop_if_bad(m, "loss on fresh sequences", m->loss, step, STREAM_EVAL, i, 1);
-        evaluation_add(&sum, m->task, &m->config.task_options, &m->batch, m->loss);
+        evaluation_add(&sum, m->task, options, &m->batch, m->loss);
     }
     return evaluation_row(&sum, step);
 }

@@ -288,20 +288,29 @@ delta_forward_kernel(floatX *out, float *u, float *final, const floatX *qkv, con
     delta_store<P>(final + head, S, HS);
 }
 
+// rows_halve: a lane gives its neighbour at distance N half of the 2 N elements x, and adds what it
+// gets to the half that it keeps.
+template <int N> static __device__ inline void rows_halve(float (&x)[COLS])
+{
+    const bool upper = threadIdx.x & N;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float low = x[n], high = x[n + N];
+        x[n] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, N);
+    }
+}
+
 // rows_reduce: sums of x over a warp's 32 / P rows: P of the columns, x[0] .. x[P-1], remain with
-// each lane, elements n, n + 1, ... of its part, n = lane - lane % P. A lane gives away the half of
-// its elements that the other keeps, until each has its own.
+// each lane, elements n, n + 1, ... of its part, n = lane - lane % P.
 template <int P> static __device__ inline void rows_reduce(float (&x)[COLS])
 {
-#pragma unroll
-    for (int half = COLS / 2; half >= P; half /= 2) {
-        const bool upper = threadIdx.x & half;
-#pragma unroll
-        for (int n = 0; n < half; n++) {
-            const float give = upper ? x[n] : x[n + half], keep = upper ? x[n + half] : x[n];
-            x[n] = keep + __shfl_xor_sync(~0u, give, half);
-        }
-    }
+    rows_halve<16>(x);
+    rows_halve<8>(x);
+    rows_halve<4>(x);
+    if constexpr (P <= 2)
+        rows_halve<2>(x);
+    if constexpr (P == 1)
+        rows_halve<1>(x);
 }
 
 // delta_backward_rows: one position: dv (of the thread's row) =, dbeta = what the thread adds to

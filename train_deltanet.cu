@@ -6,13 +6,11 @@
 //   x += W_proj norm_head(o);  x += W_down (SiLU(g) y),  g, y = W_gu norm(x)      r = norm(x)
 //   norm is RMSNorm, eps 1e-6                                        [arXiv 2406.06484, 2411.12537]
 //
-// The recurrence is in fp32 whatever the type of q, k and v. For heads of at most 128 channels S
-// lives in registers: a thread has 32 columns of a row, so that heads of 32 are one warp, heads of
-// 128 are 16. A row needs no other row in the forward pass; in the backward the gradients of q and
-// k are sums over rows, made by exchanging halves until every lane has columns of its own. The
-// forward keeps u = beta e in fp32, and the backward walks from S_T to S_0 = 0: S_{t-1} = S_t - u_t
-// k_t^T, which inverts nothing and amplifies no error. Larger heads have S in memory: correct, not
-// fast.
+// The recurrence is in fp32 whatever the type of q, k and v, with S in registers: a thread has 32
+// columns of a row, so that a head of 32 is one warp. A row needs no other row in the forward pass;
+// in the backward the gradients of q and k are sums over rows, made by exchanging halves until each
+// lane has columns of its own. The forward keeps u = beta e in fp32, and the backward walks from
+// S_T to S_0: S_{t-1} = S_t - u_t k_t^T inverts nothing and amplifies no error.
 //
 // nvcc -DPRECISION_BF16 (train_deltanet_gpu): weights and activations in bf16, through the typedef
 // floatX; fp32: master weights, the residual stream, which is kept of every block, beta, u, S and
@@ -151,21 +149,25 @@ static __device__ inline Moments row_moments(const X *x, int size, float eps)
 enum { NONNEG, SIGNED }; // the largest beta is 1, 2
 enum { AUTO, RECURRENT, CHUNK };
 
-// ---- heads of at most 128 channels: a block a head, P threads a row of S, 32 columns each
+// ---- token by token: a block a head, P threads a row of S, with 32 columns each in registers
 
-enum { COLS = 32, FAST_HEAD = 4 * COLS, HEAD_MOST = 256 };
+// COLS P: the width of S, HS rounded up; a block has as many rows as 512 threads hold, and takes
+// those of a head of more than 128 channels one group after the other.
+enum { COLS = 32, HEAD_MOST = 8 * COLS };
+#define ROW_THREADS(P) (COLS * (P) * (P) < 512 ? COLS * (P) * (P) : 512)
 
-// WITH_HEAD: the statement with P as a constant, for a head of HS <= 128.
+// WITH_HEAD: the statement with P as a constant, for a head of HS <= 256.
 #define WITH_HEAD(HS, ...) \
     do { \
         if ((HS) <= COLS) { enum { P = 1 }; __VA_ARGS__; } \
         else if ((HS) <= 2 * COLS) { enum { P = 2 }; __VA_ARGS__; } \
-        else { enum { P = 4 }; __VA_ARGS__; } \
+        else if ((HS) <= 4 * COLS) { enum { P = 4 }; __VA_ARGS__; } \
+        else { enum { P = 8 }; __VA_ARGS__; } \
     } while (0)
 
-// delta_column: which column of S the thread's element n is. Neighbours take turns by four, so that
+// column_of: which column of S the thread's element n is. Neighbours take turns by four, so that
 // they read neighbouring float4 of a key.
-template <int P> static __device__ inline int delta_column(int n)
+template <int P> static __device__ inline int column_of(int n)
 {
     return (n / 4 * P + threadIdx.x % P) * 4 + n % 4;
 }
@@ -179,44 +181,41 @@ template <int P> static __device__ inline float row_sum(float x)
     return x;
 }
 
-// delta_load: the thread's part of S (HS,HS), 0 beyond the head and for NULL; delta_store: back.
-template <int P> static __device__ inline void delta_load(float (&S)[COLS], const float *from,
-                                                          int HS)
+// state_load: the thread's part of S (HS,HS), 0 beyond the head and for NULL.
+template <int P>
+static __device__ inline void state_load(float (&S)[COLS], const float *from, int row, int HS)
 {
-    const int row = threadIdx.x / P;
 #pragma unroll
     for (int n = 0; n < COLS; n++) {
-        const int column = delta_column<P>(n);
+        const int column = column_of<P>(n);
         S[n] = from && row < HS && column < HS ? from[(size_t)row * HS + column] : 0;
     }
 }
 
-// delta_store: see delta_load.
-template <int P> static __device__ inline void delta_store(float *to, const float (&S)[COLS],
-                                                           int HS)
+// state_store: see state_load.
+template <int P>
+static __device__ inline void state_store(float *to, const float (&S)[COLS], int row, int HS)
 {
-    const int row = threadIdx.x / P;
 #pragma unroll
     for (int n = 0; n < COLS; n++)
-        if (row < HS && delta_column<P>(n) < HS)
-            to[(size_t)row * HS + delta_column<P>(n)] = S[n];
+        if (row < HS && column_of<P>(n) < HS)
+            to[(size_t)row * HS + column_of<P>(n)] = S[n];
 }
 
-// What a thread needs of a position: of its column x = threadIdx.x k and q, of its row the others;
+// What a thread needs of a position: k and q at its column x = threadIdx.x, the others at its row;
 // 0 beyond the head.
 typedef struct {
     float k, q, v, u, dout, beta;
 } Position;
 
-// delta_fetch: position `at` (b T + t) of head h; u and dout NULL: not needed.
-template <int P>
-static __device__ inline Position delta_fetch(const floatX *__restrict__ qkv,
-                                              const float *__restrict__ beta,
-                                              const float *__restrict__ u,
-                                              const floatX *__restrict__ dout, size_t at, int h,
-                                              int NH, int HS)
+// position_fetch: position `at` (b T + t) of head h; u and dout NULL: not needed.
+static __device__ inline Position position_fetch(const floatX *__restrict__ qkv,
+                                                 const float *__restrict__ beta,
+                                                 const float *__restrict__ u,
+                                                 const floatX *__restrict__ dout, size_t at, int h,
+                                                 int row, int NH, int HS)
 {
-    const int x = threadIdx.x, row = x / P, C = NH * HS;
+    const int x = threadIdx.x, C = NH * HS;
     Position p = {0, 0, 0, 0, 0, beta[at * NH + h]};
     qkv += at * 3 * C + h * HS;
     if (x < HS) {
@@ -231,61 +230,60 @@ static __device__ inline Position delta_fetch(const floatX *__restrict__ qkv,
     return p;
 }
 
-// delta_forward_kernel: see delta_forward. k and q of a position are in shared memory, those of the
-// next one on their way.
+// recurrent_forward_kernel: see delta_forward. k and q of a position are in shared memory, those of
+// the next one on their way.
 template <int P>
-static __global__ void __launch_bounds__(COLS * P * P)
-delta_forward_kernel(floatX *out, float *u, float *final, const floatX *qkv, const float *beta,
-                     const float *initial, int T, int NH, int HS, float scale)
+static __global__ void __launch_bounds__(ROW_THREADS(P))
+recurrent_forward_kernel(floatX *out, float *u, float *final, const floatX *qkv, const float *beta,
+                         const float *initial, int T, int NH, int HS, float scale)
 {
     __shared__ __align__(16) float shared[2][2][COLS * P];
-    const int x = threadIdx.x, row = x / P, h = blockIdx.x % NH;
+    const int x = threadIdx.x, h = blockIdx.x % NH;
     const size_t at0 = (size_t)(blockIdx.x / NH) * T, head = (size_t)blockIdx.x * HS * HS;
-    float S[COLS];
-    delta_load<P>(S, initial ? initial + head : NULL, HS);
-    Position next = delta_fetch<P>(qkv, beta, NULL, NULL, at0, h, NH, HS);
-    for (int t = 0; t < T; t++) {
-        const Position p = next;
-        if (x < COLS * P) {
-            shared[t % 2][0][x] = p.k;
-            shared[t % 2][1][x] = p.q;
-        }
-        if (t + 1 < T)
-            next = delta_fetch<P>(qkv, beta, NULL, NULL, at0 + t + 1, h, NH, HS);
-        __syncthreads(); // who still reads position t - 1 reads the other half
-        const float4 *k = (const float4 *)shared[t % 2][0] + x % P;
-        const float4 *q = (const float4 *)shared[t % 2][1] + x % P;
-        float4 dot = {0, 0, 0, 0}, o = {0, 0, 0, 0};
+    for (int row = x / P; row - x / P < HS; row += ROW_THREADS(P) / P) {
+        float S[COLS];
+        state_load<P>(S, initial ? initial + head : NULL, row, HS);
+        Position next = position_fetch(qkv, beta, NULL, NULL, at0, h, row, NH, HS);
+        for (int t = 0; t < T; t++) {
+            const Position p = next;
+            if (x < COLS * P) {
+                shared[t % 2][0][x] = p.k;
+                shared[t % 2][1][x] = p.q;
+            }
+            if (t + 1 < T)
+                next = position_fetch(qkv, beta, NULL, NULL, at0 + t + 1, h, row, NH, HS);
+            __syncthreads(); // who still reads position t - 1 reads the other half
+            const float4 *k = (const float4 *)shared[t % 2][0] + x % P;
+            const float4 *q = (const float4 *)shared[t % 2][1] + x % P;
+            float4 dot = {0, 0, 0, 0}, o = {0, 0, 0, 0};
 #pragma unroll
-        for (int n = 0; n < COLS; n += 4) {
-            const float4 k_n = k[n / 4 * P];
-            dot.x += S[n] * k_n.x;
-            dot.y += S[n + 1] * k_n.y;
-            dot.z += S[n + 2] * k_n.z;
-            dot.w += S[n + 3] * k_n.w;
-        }
-        const float u_t = p.beta * (p.v - row_sum<P>(dot.x + dot.y + (dot.z + dot.w)));
+            for (int n = 0; n < COLS; n += 4) {
+                const float4 k_n = k[n / 4 * P];
+                dot = {dot.x + S[n] * k_n.x, dot.y + S[n + 1] * k_n.y, dot.z + S[n + 2] * k_n.z,
+                       dot.w + S[n + 3] * k_n.w};
+            }
+            const float u_t = p.beta * (p.v - row_sum<P>(dot.x + dot.y + (dot.z + dot.w)));
 #pragma unroll
-        for (int n = 0; n < COLS; n += 4) {
-            const float4 k_n = k[n / 4 * P], q_n = q[n / 4 * P];
-            S[n] += u_t * k_n.x;
-            S[n + 1] += u_t * k_n.y;
-            S[n + 2] += u_t * k_n.z;
-            S[n + 3] += u_t * k_n.w;
-            o.x += S[n] * q_n.x;
-            o.y += S[n + 1] * q_n.y;
-            o.z += S[n + 2] * q_n.z;
-            o.w += S[n + 3] * q_n.w;
+            for (int n = 0; n < COLS; n += 4) {
+                const float4 k_n = k[n / 4 * P], q_n = q[n / 4 * P];
+                S[n] += u_t * k_n.x;
+                S[n + 1] += u_t * k_n.y;
+                S[n + 2] += u_t * k_n.z;
+                S[n + 3] += u_t * k_n.w;
+                o = {o.x + S[n] * q_n.x, o.y + S[n + 1] * q_n.y, o.z + S[n + 2] * q_n.z,
+                     o.w + S[n + 3] * q_n.w};
+            }
+            const float o_t = scale * row_sum<P>(o.x + o.y + (o.z + o.w));
+            const size_t to = ((at0 + t) * NH + h) * HS + row;
+            if (x % P == 0 && row < HS) {
+                out[to] = (floatX)o_t;
+                if (u)
+                    u[to] = u_t;
+            }
         }
-        const float o_t = scale * row_sum<P>(o.x + o.y + (o.z + o.w));
-        const size_t to = ((at0 + t) * NH + h) * HS + row;
-        if (x % P == 0 && row < HS) {
-            out[to] = (floatX)o_t;
-            if (u)
-                u[to] = u_t;
-        }
+        state_store<P>(final + head, S, row, HS);
+        __syncthreads(); // the next group of rows starts in the first half
     }
-    delta_store<P>(final + head, S, HS);
 }
 
 // rows_halve: a lane gives its neighbour at distance N half of the 2 N elements x, and adds what it
@@ -306,228 +304,125 @@ template <int P> static __device__ inline void rows_reduce(float (&x)[COLS])
 {
     rows_halve<16>(x);
     rows_halve<8>(x);
-    rows_halve<4>(x);
+    if constexpr (P <= 4)
+        rows_halve<4>(x);
     if constexpr (P <= 2)
         rows_halve<2>(x);
     if constexpr (P == 1)
         rows_halve<1>(x);
 }
 
-// delta_backward_rows: one position: dv (of the thread's row) =, dbeta = what the thread adds to
-// it, dq, dk = sums over the warp's rows (see rows_reduce); S and its gradient G go one back. With
+// recurrent_backward_rows: one position: dv (of the thread's row) =, dbeta = what the thread adds
+// to it, dq, dk = sums over the warp's rows (rows_reduce); S and its gradient G go one back. With
 // du = G k once G has the output's part: dv = beta du, dbeta = du e, dk = G^T u - S_{t-1}^T dv.
 template <int P>
-static __device__ inline void delta_backward_rows(float (&dq)[COLS], float (&dk)[COLS], float *dv,
-                                                  float *dbeta, float (&G)[COLS], float (&S)[COLS],
-                                                  const float *keys, const float *queries,
-                                                  Position p, float scale)
+static __device__ inline void recurrent_backward_rows(float (&dq)[COLS], float (&dk)[COLS],
+                                                      float *dv, float *dbeta, float (&G)[COLS],
+                                                      float (&S)[COLS], const float *keys,
+                                                      const float *queries, Position p, float scale)
 {
     const float4 *k = (const float4 *)keys + threadIdx.x % P;
     const float4 *q = (const float4 *)queries + threadIdx.x % P;
     const float d = scale * p.dout;
-    float4 du = {0, 0, 0, 0}, old = {0, 0, 0, 0};
+    float du[4] = {}, old[4] = {};
 #pragma unroll
     for (int n = 0; n < COLS; n++)
         dq[n] = d * S[n];
     rows_reduce<P>(dq);
 #pragma unroll
-    for (int n = 0; n < COLS; n += 4) {
-        const float4 k_n = k[n / 4 * P], q_n = q[n / 4 * P];
-        const float k_of[] = {k_n.x, k_n.y, k_n.z, k_n.w}, q_of[] = {q_n.x, q_n.y, q_n.z, q_n.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            G[n + i] += d * q_of[i];
-            S[n + i] -= p.u * k_of[i];
-        }
-        du = {du.x + G[n] * k_n.x, du.y + G[n + 1] * k_n.y, du.z + G[n + 2] * k_n.z,
-              du.w + G[n + 3] * k_n.w};
-        old = {old.x + S[n] * k_n.x, old.y + S[n + 1] * k_n.y, old.z + S[n + 2] * k_n.z,
-               old.w + S[n + 3] * k_n.w};
+    for (int n = 0; n < COLS; n++) {
+        const float4 k4 = k[n / 4 * P], q4 = q[n / 4 * P];
+        const float k_n[] = {k4.x, k4.y, k4.z, k4.w}, q_n[] = {q4.x, q4.y, q4.z, q4.w};
+        G[n] += d * q_n[n % 4];
+        S[n] -= p.u * k_n[n % 4];
+        du[n % 4] += G[n] * k_n[n % 4];
+        old[n % 4] += S[n] * k_n[n % 4];
     }
-    const float du_t = row_sum<P>(du.x + du.y + (du.z + du.w));
-    const float e = p.v - row_sum<P>(old.x + old.y + (old.z + old.w));
+    const float du_t = row_sum<P>(du[0] + du[1] + (du[2] + du[3]));
+    const float e = p.v - row_sum<P>(old[0] + old[1] + (old[2] + old[3]));
     *dv = p.beta * du_t;
     *dbeta = threadIdx.x % P ? 0 : du_t * e;
 #pragma unroll
-    for (int n = 0; n < COLS; n += 4) {
-        const float4 k_n = k[n / 4 * P];
-        const float k_of[] = {k_n.x, k_n.y, k_n.z, k_n.w};
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            dk[n + i] = p.u * G[n + i] - *dv * S[n + i];
-            G[n + i] -= *dv * k_of[i];
-        }
+    for (int n = 0; n < COLS; n++) {
+        const float4 k4 = k[n / 4 * P];
+        const float k_n[] = {k4.x, k4.y, k4.z, k4.w};
+        dk[n] = p.u * G[n] - *dv * S[n];
+        G[n] -= *dv * k_n[n % 4];
     }
     rows_reduce<P>(dk);
 }
 
-// delta_backward_kernel: see delta_backward. Sums over the rows of a block go through shared memory
-// where it is more than one warp.
+// recurrent_backward_kernel: see delta_backward. Sums over the rows of a block go through shared
+// memory where it is more than one warp, those over its groups of rows through work.
 template <int P>
-static __global__ void __launch_bounds__(COLS * P * P)
-delta_backward_kernel(floatX *dqkv, float *dbeta, float *dinitial, const floatX *dout,
-                      const float *dfinal, const float *u, const float *final, const floatX *qkv,
-                      const float *beta, int T, int NH, int HS, float scale)
+static __global__ void __launch_bounds__(ROW_THREADS(P))
+recurrent_backward_kernel(floatX *dqkv, float *dbeta, float *dinitial, const floatX *dout,
+                          const float *dfinal, const float *u, const float *final,
+                          const floatX *qkv, const float *beta, float *work, int T, int NH, int HS,
+                          float scale)
 {
-    enum { WARPS = P * P };
-    __shared__ __align__(16) float shared[2][2][COLS * P];
-    __shared__ float sums[WARPS][2 * COLS * P];
+    enum { WIDTH = COLS * P, WARPS = ROW_THREADS(P) / WARP, STEP = ROW_THREADS(P) / P };
+    __shared__ __align__(16) float shared[2][2][WIDTH];
+    __shared__ float sums[WARPS][2 * WIDTH];
     __shared__ float betas[WARPS];
-    const int x = threadIdx.x, row = x / P, lane = x % WARP, warp = x / WARP, h = blockIdx.x % NH;
-    const int C = NH * HS;
+    const int x = threadIdx.x, lane = x % WARP, warp = x / WARP, h = blockIdx.x % NH, C = NH * HS;
     const size_t at0 = (size_t)(blockIdx.x / NH) * T, head = (size_t)blockIdx.x * HS * HS;
-    float S[COLS], G[COLS], dq[COLS], dk[COLS], dv, dbeta_x;
-    delta_load<P>(S, final + head, HS);
-    delta_load<P>(G, dfinal ? dfinal + head : NULL, HS);
-    Position next = delta_fetch<P>(qkv, beta, u, dout, at0 + T - 1, h, NH, HS);
-    for (int t = T - 1; t >= 0; t--) {
-        const Position p = next;
-        floatX *to = dqkv + (at0 + t) * 3 * C + h * HS;
-        if (x < COLS * P) {
-            shared[t % 2][0][x] = p.k;
-            shared[t % 2][1][x] = p.q;
-        }
-        if (t > 0)
-            next = delta_fetch<P>(qkv, beta, u, dout, at0 + t - 1, h, NH, HS);
-        __syncthreads();
-        delta_backward_rows<P>(dq, dk, &dv, &dbeta_x, G, S, shared[t % 2][0], shared[t % 2][1], p,
-                               scale);
-        if (x % P == 0 && row < HS)
-            to[2 * C + row] = (floatX)dv;
-        dbeta_x = warp_sum(dbeta_x);
-        if constexpr (WARPS == 1) {
-            if (x < HS) {
-                to[x] = (floatX)dq[0];
-                to[C + x] = (floatX)dk[0];
+    for (int row = x / P, first = 0; first < HS; row += STEP, first += STEP) {
+        float S[COLS], G[COLS], dq[COLS], dk[COLS], dv, dbeta_x;
+        state_load<P>(S, final + head, row, HS);
+        state_load<P>(G, dfinal ? dfinal + head : NULL, row, HS);
+        Position next = position_fetch(qkv, beta, u, dout, at0 + T - 1, h, row, NH, HS);
+        for (int t = T - 1; t >= 0; t--) {
+            const Position p = next;
+            const size_t at = at0 + t;
+            floatX *to = dqkv + at * 3 * C + h * HS;
+            if (x < WIDTH) {
+                shared[t % 2][0][x] = p.k;
+                shared[t % 2][1][x] = p.q;
             }
-        } else {
+            if (t > 0)
+                next = position_fetch(qkv, beta, u, dout, at - 1, h, row, NH, HS);
+            __syncthreads();
+            recurrent_backward_rows<P>(dq, dk, &dv, &dbeta_x, G, S, shared[t % 2][0],
+                                       shared[t % 2][1], p, scale);
+            if (x % P == 0 && row < HS)
+                to[2 * C + row] = (floatX)dv;
+            dbeta_x = warp_sum(dbeta_x);
+            if constexpr (WARPS == 1) {
+                if (x < HS) {
+                    to[x] = (floatX)dq[0];
+                    to[C + x] = (floatX)dk[0];
+                }
+            } else {
 #pragma unroll
-            for (int i = 0; i < P; i++) {
-                const int column = delta_column<P>(lane - lane % P + i);
-                sums[warp][column] = dq[i];
-                sums[warp][COLS * P + column] = dk[i];
+                for (int i = 0; i < P; i++) {
+                    const int column = column_of<P>(lane - lane % P + i);
+                    sums[warp][column] = dq[i];
+                    sums[warp][WIDTH + column] = dk[i];
+                }
+                if (lane == 0)
+                    betas[warp] = dbeta_x;
+                __syncthreads(); // the barrier of the next position keeps them until they are read
+                const int column = x % WIDTH, dk_at = x / WIDTH * C;
+                float *before = work + at * 2 * C + h * HS + dk_at + column, sum = 0;
+                for (int w = 0; w < WARPS && x < 2 * WIDTH; w++)
+                    sum += sums[w][x];
+                if (x < 2 * WIDTH && column < HS) {
+                    sum += first ? *before : 0;
+                    to[dk_at + column] = (floatX)sum; // of the last group it stays
+                    if (first + STEP < HS)
+                        *before = sum;
+                }
+                for (int w = 1; w < WARPS && x == 0; w++)
+                    dbeta_x += betas[w];
             }
-            if (lane == 0)
-                betas[warp] = dbeta_x;
-            __syncthreads(); // the barrier of the next position keeps them until they are read
-            const int column = x % (COLS * P);
-            float sum = 0;
-            for (int w = 0; w < WARPS && x < 2 * COLS * P; w++)
-                sum += sums[w][x];
-            if (x < 2 * COLS * P && column < HS)
-                to[x / (COLS * P) * C + column] = (floatX)sum;
-            for (int w = 1; w < WARPS && x == 0; w++)
-                dbeta_x += betas[w];
+            if (x == 0)
+                dbeta[at * NH + h] = first ? dbeta[at * NH + h] + dbeta_x : dbeta_x;
         }
-        if (x == 0)
-            dbeta[(at0 + t) * NH + h] = dbeta_x;
-    }
-    if (dinitial)
-        delta_store<P>(dinitial + head, G, HS);
-}
-
-// ---- larger heads: a block a head, S in memory, a warp a row of it
-
-enum { ANY_WARPS = 16 };
-
-// delta_forward_any_kernel: see delta_forward. A lane has columns of its own, so that what it reads
-// of S it has written itself.
-static __global__ void delta_forward_any_kernel(floatX *out, float *u, float *final,
-                                                const floatX *qkv, const float *beta,
-                                                const float *initial, int T, int NH, int HS,
-                                                float scale)
-{
-    const int lane = threadIdx.x % WARP, h = blockIdx.x % NH, C = NH * HS;
-    const size_t at0 = (size_t)(blockIdx.x / NH) * T, head = (size_t)blockIdx.x * HS * HS;
-    for (int i = threadIdx.x / WARP; i < HS; i += ANY_WARPS) {
-        float *S = final + head + (size_t)i * HS;
-        for (int j = lane; j < HS; j += WARP)
-            S[j] = initial ? initial[head + (size_t)i * HS + j] : 0;
-        for (size_t at = at0; at < at0 + T; at++) {
-            const floatX *q = qkv + at * 3 * C + h * HS, *k = q + C, *v = k + C;
-            float dot = 0, o = 0;
-            for (int j = lane; j < HS; j += WARP)
-                dot += S[j] * (float)k[j];
-            const float u_t = beta[at * NH + h] * ((float)v[i] - warp_sum(dot));
-            for (int j = lane; j < HS; j += WARP) {
-                S[j] += u_t * (float)k[j];
-                o += S[j] * (float)q[j];
-            }
-            o = scale * warp_sum(o);
-            if (lane == 0) {
-                out[at * C + h * HS + i] = (floatX)o;
-                if (u)
-                    u[at * C + h * HS + i] = u_t;
-            }
-        }
-    }
-}
-
-// delta_backward_any_kernel: see delta_backward. work: S and its gradient of every head. Threads
-// own columns in the sums over rows, warps rows in the sums over columns.
-static __global__ void delta_backward_any_kernel(floatX *dqkv, float *dbeta, float *dinitial,
-                                                 const floatX *dout, const float *dfinal,
-                                                 const float *u, const float *final,
-                                                 const floatX *qkv, const float *beta, float *work,
-                                                 int T, int NH, int HS, float scale)
-{
-    extern __shared__ float shared[]; // (2,HS): dv, and what each row adds to dbeta
-    const int x = threadIdx.x, lane = x % WARP, h = blockIdx.x % NH, C = NH * HS;
-    const size_t at0 = (size_t)(blockIdx.x / NH) * T, size = (size_t)HS * HS;
-    float *S = work + 2 * size * blockIdx.x, *G = S + size, *dvs = shared, *betas = shared + HS;
-    for (size_t j = x; j < size; j += blockDim.x) {
-        S[j] = final[size * blockIdx.x + j];
-        G[j] = dfinal ? dfinal[size * blockIdx.x + j] : 0;
-    }
-    __syncthreads();
-    for (int t = T - 1; t >= 0; t--) {
-        const size_t at = at0 + t;
-        const floatX *q = qkv + at * 3 * C + h * HS, *k = q + C, *v = k + C;
-        const floatX *d = dout + at * C + h * HS;
-        const float *u_t = u + at * C + h * HS, beta_t = beta[at * NH + h];
-        floatX *dq = dqkv + at * 3 * C + h * HS, *dk = dq + C, *dv = dk + C;
-        float sum = 0;
-        for (int j = x; j < HS; j += blockDim.x) {
-            float dot = 0;
-            for (int i = 0; i < HS; i++)
-                dot += (float)d[i] * S[(size_t)i * HS + j];
-            dq[j] = (floatX)(scale * dot);
-        }
-        __syncthreads();
-        for (int i = x / WARP; i < HS; i += ANY_WARPS) {
-            float *S_i = S + (size_t)i * HS, *G_i = G + (size_t)i * HS, du = 0, old = 0;
-            for (int j = lane; j < HS; j += WARP) {
-                G_i[j] += scale * (float)d[i] * (float)q[j];
-                S_i[j] -= u_t[i] * (float)k[j];
-                du += G_i[j] * (float)k[j];
-                old += S_i[j] * (float)k[j];
-            }
-            du = warp_sum(du);
-            old = warp_sum(old);
-            dvs[i] = beta_t * du;
-            betas[i] = du * ((float)v[i] - old);
-            if (lane == 0)
-                dv[i] = (floatX)(beta_t * du);
-        }
-        __syncthreads();
-        for (int j = x; j < HS; j += blockDim.x) {
-            float dot = 0;
-            for (int i = 0; i < HS; i++) {
-                float *G_ij = G + (size_t)i * HS + j;
-                dot += u_t[i] * *G_ij - dvs[i] * S[(size_t)i * HS + j];
-                *G_ij -= dvs[i] * (float)k[j];
-            }
-            dk[j] = (floatX)dot;
-        }
-        for (int i = lane; i < HS; i += WARP)
-            sum += betas[i];
-        sum = warp_sum(sum);
-        if (x == 0)
-            dbeta[at * NH + h] = sum;
+        if (dinitial)
+            state_store<P>(dinitial + head, G, row, HS);
         __syncthreads();
     }
-    for (size_t j = x; dinitial && j < size; j += blockDim.x)
-        dinitial[size * blockIdx.x + j] = G[j];
 }
 
 // ---- the launchers
@@ -543,10 +438,10 @@ static void delta_check(size_t HS, int form)
             "hint: --form auto takes what there is");
 }
 
-// delta_work: elements of scratch that delta_backward needs for B sequences.
-static size_t delta_work(size_t B, size_t C, size_t NH)
+// delta_work: elements of scratch that delta_backward needs.
+static size_t delta_work(size_t B, size_t T, size_t C, size_t NH)
 {
-    return C / NH > FAST_HEAD ? 2 * B * C * (C / NH) : 0;
+    return C / NH > HEAD_MOST / 2 ? B * T * 2 * C : 0;
 }
 
 // delta_forward: out (B,T,C) = the delta rule of qkv (B,T,3C): q at 0, k at C, v at 2C, and head h
@@ -561,12 +456,8 @@ static void delta_forward(floatX *out, float *u, float *final, const floatX *qkv
     const size_t HS = C / NH;
     const float scale = (float)(1 / sqrt((double)HS));
     delta_check(HS, form);
-    if (HS <= FAST_HEAD)
-        WITH_HEAD(HS, LAUNCH(delta_forward_kernel<P>, B * NH, COLS * P * P, 0, stream, out, u,
-                             final, qkv, beta, initial, (int)T, (int)NH, (int)HS, scale));
-    else
-        LAUNCH(delta_forward_any_kernel, B * NH, ANY_WARPS * WARP, 0, stream, out, u, final, qkv,
-               beta, initial, (int)T, (int)NH, (int)HS, scale);
+    WITH_HEAD(HS, LAUNCH(recurrent_forward_kernel<P>, B * NH, ROW_THREADS(P), 0, stream, out, u,
+                         final, qkv, beta, initial, (int)T, (int)NH, (int)HS, scale));
 }
 
 // delta_backward: dqkv (B,T,3C) =, dbeta (B,T,NH) =, dinitial (B,NH,HS,HS) = (NULL: not asked for),
@@ -580,14 +471,9 @@ static void delta_backward(floatX *dqkv, float *dbeta, float *dinitial, const fl
     const size_t HS = C / NH;
     const float scale = (float)(1 / sqrt((double)HS));
     delta_check(HS, form);
-    if (HS <= FAST_HEAD)
-        WITH_HEAD(HS, LAUNCH(delta_backward_kernel<P>, B * NH, COLS * P * P, 0, stream, dqkv, dbeta,
-                             dinitial, dout, dfinal, u, final, qkv, beta, (int)T, (int)NH, (int)HS,
-                             scale));
-    else
-        LAUNCH(delta_backward_any_kernel, B * NH, ANY_WARPS * WARP, 2 * HS * sizeof(float), stream,
-               dqkv, dbeta, dinitial, dout, dfinal, u, final, qkv, beta, work, (int)T, (int)NH,
-               (int)HS, scale);
+    WITH_HEAD(HS, LAUNCH(recurrent_backward_kernel<P>, B * NH, ROW_THREADS(P), 0, stream, dqkv,
+                         dbeta, dinitial, dout, dfinal, u, final, qkv, beta, work, (int)T, (int)NH,
+                         (int)HS, scale));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -619,10 +505,12 @@ static __device__ inline float silu(float x, float *slope)
 // ---- from a row p (3C and b) to q, k, v and beta: a head is K VEC channels in each of G lanes, a
 // power of two, and a warp has 32 / G heads of q, k and v
 
-// What these kernels are told of the model. P: channels of a row of p: 3C, then b, then zeros.
+// What these kernels are told. P: channels of a row of p: 3C, then b, then zeros; `first`: the head
+// of 3 NH that SiLU starts at; lanes: G. `parts` warps take a row, `strips` a sequence.
 typedef struct {
-    int T, NH, HS, P, lanes, first; // G; the head of the 3 NH that SiLU starts at
-    float range;                    // the largest beta
+    int T, NH, HS, P, first, lanes, vec;
+    float range; // the largest beta
+    size_t parts, strips;
 } Shape;
 
 // Where a thread's channels are: its head of 3 NH; the first channel; how many of its K groups of
@@ -725,13 +613,13 @@ template <int VEC, int K>
 static __global__ void activate_forward_kernel(floatX *__restrict__ qkv, float *__restrict__ beta,
                                                floatX *window, const floatX *__restrict__ p,
                                                const float *__restrict__ conv_w, Shape s,
-                                               size_t parts, size_t strips, size_t rows)
+                                               size_t B)
 {
-    const size_t task = row_of_warp(), strip = task / parts, b = strip / strips;
-    const int t0 = (int)(strip % strips) * STRIP, C3 = 3 * s.NH * s.HS, lane = threadIdx.x % WARP;
-    if (task >= rows)
+    const size_t task = row_of_warp(), strip = task / s.parts, b = strip / s.strips;
+    const int t0 = (int)(strip % s.strips) * STRIP, C3 = 3 * s.NH * s.HS, lane = threadIdx.x % WARP;
+    if (b >= B)
         return;
-    const Place place = place_of<VEC>(s, task % parts);
+    const Place place = place_of<VEC>(s, task % s.parts);
     float x[WINDOW][K * VEC], weight[WINDOW][K * VEC], a[K * VEC];
     const int h = place.head - 2 * s.NH; // of v
     p += b * s.T * s.P;
@@ -781,21 +669,20 @@ static __global__ void activate_backward_kernel(floatX *__restrict__ dp, float *
                                                 const floatX *__restrict__ p,
                                                 const float *__restrict__ beta,
                                                 const float *__restrict__ conv_w, Shape s,
-                                                size_t parts, size_t strips, size_t all,
-                                                size_t slices)
+                                                size_t B, size_t slices)
 {
     enum { E = K * VEC };
     __shared__ float sums[ROW_WARPS][WARP * E * WINDOW];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, C3 = 3 * s.NH * s.HS;
     const int lag = conv_w ? WINDOW - 1 : 0;
-    const size_t slice = blockIdx.x / parts;
-    const Place place = place_of<VEC>(s, blockIdx.x % parts);
+    const size_t slice = blockIdx.x / s.parts, end = B * s.strips;
+    const Place place = place_of<VEC>(s, blockIdx.x % s.parts);
     const int h = place.head - 2 * s.NH;
     float x[WINDOW][E], dz[WINDOW][E], weight[WINDOW][E], dweight[WINDOW][E] = {}, a[E], slope[E];
     weights_load<VEC, K>(weight, conv_w, place, s.lanes);
-    for (size_t strip = slice * ROW_WARPS + warp; strip < all; strip += slices * ROW_WARPS) {
-        const int t0 = (int)(strip % strips) * STRIP;
-        const size_t row0 = strip / strips * s.T;
+    for (size_t strip = slice * ROW_WARPS + warp; strip < end; strip += slices * ROW_WARPS) {
+        const int t0 = (int)(strip % s.strips) * STRIP;
+        const size_t row0 = strip / s.strips * s.T;
 #pragma unroll
         for (int w = 0; w < WINDOW; w++) {
             const int t = t0 + w - WINDOW;
@@ -857,16 +744,16 @@ static __global__ void activate_backward_kernel(floatX *__restrict__ dp, float *
     }
 }
 
-// shape_of: see Shape; *vec = VEC: 4, and K = 1, where that divides a head of at most 128, else 1,
-// and K = 8.
-static Shape shape_of(size_t T, size_t C, size_t NH, size_t P, size_t first, float range, int *vec)
+// shape_of: see Shape; VEC is 4, K 1 where that divides a head of at most 128, else VEC 1, K 8.
+static Shape shape_of(size_t T, size_t C, size_t NH, size_t P, size_t first, float range)
 {
-    const size_t HS = C / NH;
-    int lanes = 1;
-    *vec = HS % 4 == 0 && HS <= 4 * WARP ? 4 : 1;
-    while (lanes < WARP && (size_t)(lanes * *vec) < HS)
+    const size_t HS = C / NH, vec = HS % 4 == 0 && HS <= 4 * WARP ? 4 : 1;
+    size_t lanes = 1;
+    while (lanes < WARP && lanes * vec < HS)
         lanes *= 2;
-    return {(int)T, (int)NH, (int)HS, (int)P, lanes, (int)first, range};
+    const size_t heads = WARP / lanes; // of a warp
+    return {(int)T, (int)NH, (int)HS, (int)P, (int)first, (int)lanes, (int)vec, range,
+            (3 * NH + heads - 1) / heads, (T + STRIP - 1) / STRIP};
 }
 
 // activate_forward: from p (N,P), rows of q, k and v side by side, b (NH), and zeros:
@@ -878,44 +765,33 @@ static void activate_forward(floatX *qkv, float *beta, floatX *window, const flo
                              const float *conv_w, size_t B, size_t T, size_t C, size_t NH, size_t P,
                              size_t first, float range, cudaStream_t stream)
 {
-    int vec;
-    const Shape s = shape_of(T, C, NH, P, first, range, &vec);
-    const size_t heads = (size_t)(WARP / s.lanes), parts = (3 * NH + heads - 1) / heads;
-    const size_t strips = (T + STRIP - 1) / STRIP, rows = B * strips * parts;
-    const size_t grid = (rows + ROW_WARPS - 1) / ROW_WARPS;
-    if (vec == 4)
+    const Shape s = shape_of(T, C, NH, P, first, range);
+    const size_t grid = (B * s.strips * s.parts + ROW_WARPS - 1) / ROW_WARPS;
+    if (s.vec == 4)
         LAUNCH((activate_forward_kernel<4, 1>), grid, ROW_WARPS * WARP, 0, stream, qkv, beta,
-               window, p, conv_w, s, parts, strips, rows);
+               window, p, conv_w, s, B);
     else
         LAUNCH((activate_forward_kernel<1, 8>), grid, ROW_WARPS * WARP, 0, stream, qkv, beta,
-               window, p, conv_w, s, parts, strips, rows);
-}
-
-// conv_slices: slices of the sum for the convolution's weights, for B T positions.
-static size_t conv_slices(size_t B, size_t T)
-{
-    const size_t all = B * ((T + STRIP - 1) / STRIP), n = (all + ROW_WARPS - 1) / ROW_WARPS;
-    return n < CONV_SLICES ? n : CONV_SLICES;
+               window, p, conv_w, s, B);
 }
 
 // activate_backward: dp (N,P) =, dconv_w (3C,4) += from dqkv (N,3C), dbeta (N,NH) and the forward's
-// p, beta, conv_w. partial (conv_slices,3C,4): scratch. With y = r SiLU(z), r the factor of a head:
+// p, beta, conv_w. partial (CONV_SLICES,3C,4): scratch. With y = r SiLU(z), r the factor of a head:
 // dSiLU = r (dy - y (y . dy)).
 static void activate_backward(floatX *dp, float *dconv_w, float *partial, const floatX *dqkv,
                               const float *dbeta, const floatX *p, const float *beta,
                               const float *conv_w, size_t B, size_t T, size_t C, size_t NH,
                               size_t P, size_t first, float range, cudaStream_t stream)
 {
-    int vec;
-    const Shape s = shape_of(T, C, NH, P, first, range, &vec);
-    const size_t heads = (size_t)(WARP / s.lanes), parts = (3 * NH + heads - 1) / heads;
-    const size_t strips = (T + STRIP - 1) / STRIP, slices = conv_slices(B, T), n = 3 * C * WINDOW;
-    if (vec == 4)
-        LAUNCH((activate_backward_kernel<4, 1>), parts * slices, ROW_WARPS * WARP, 0, stream, dp,
-               partial, dqkv, dbeta, p, beta, conv_w, s, parts, strips, B * strips, slices);
+    const Shape s = shape_of(T, C, NH, P, first, range);
+    const size_t warps = (B * s.strips + ROW_WARPS - 1) / ROW_WARPS, n = 3 * C * WINDOW;
+    const size_t slices = warps < CONV_SLICES ? warps : CONV_SLICES;
+    if (s.vec == 4)
+        LAUNCH((activate_backward_kernel<4, 1>), s.parts * slices, ROW_WARPS * WARP, 0, stream, dp,
+               partial, dqkv, dbeta, p, beta, conv_w, s, B, slices);
     else
-        LAUNCH((activate_backward_kernel<1, 8>), parts * slices, ROW_WARPS * WARP, 0, stream, dp,
-               partial, dqkv, dbeta, p, beta, conv_w, s, parts, strips, B * strips, slices);
+        LAUNCH((activate_backward_kernel<1, 8>), s.parts * slices, ROW_WARPS * WARP, 0, stream, dp,
+               partial, dqkv, dbeta, p, beta, conv_w, s, B, slices);
     if (conv_w)
         LAUNCH(slices_sum_kernel, (n + ROW_WARPS * WARP - 1) / (ROW_WARPS * WARP), ROW_WARPS * WARP,
                0, stream, dconv_w, NULL, partial, (int)slices, n, 0, n, 0);
@@ -1026,10 +902,9 @@ static void rmsnorm_backward(floatX *dx, float *dweight, float *partial, const f
            stream, dweight, NULL, partial, (int)slices, C, 0, C, 0);
 }
 
-// swiglu_kernel: VEC neighbours a thread: out (N,H) = SiLU(g) y; or, with dout, dgu (N,2H).
+// swiglu_kernel: VEC neighbours a thread: out (N,H) = SiLU(g) y; with dout: out (N,2H) = dgu.
 template <int VEC>
-static __global__ void swiglu_kernel(floatX *__restrict__ out, floatX *__restrict__ dgu,
-                                     const floatX *__restrict__ dout,
+static __global__ void swiglu_kernel(floatX *__restrict__ out, const floatX *__restrict__ dout,
                                      const floatX *__restrict__ gu, size_t n, size_t H)
 {
     typedef Pack<floatX, VEC> Each;
@@ -1048,35 +923,30 @@ static __global__ void swiglu_kernel(floatX *__restrict__ out, floatX *__restric
         y.v[k] = (floatX)(d_k * a);
     }
     if (dout) {
-        *(Each *)(dgu + at) = g;
-        *(Each *)(dgu + at + H) = y;
+        *(Each *)(out + at) = g;
+        *(Each *)(out + at + H) = y;
     } else
         *(Each *)(out + i) = g;
 }
 
-// swiglu: launches swiglu_kernel.
-static void swiglu(floatX *out, floatX *dgu, const floatX *dout, const floatX *gu, size_t N,
-                   size_t H, cudaStream_t stream)
+// swiglu_backward: dgu (N,2H) = from dout (N,H) and the forward's gu; without dout: see
+// swiglu_forward.
+static void swiglu_backward(floatX *dgu, const floatX *dout, const floatX *gu, size_t N, size_t H,
+                            cudaStream_t stream)
 {
-    const size_t each = ROW_WARPS * WARP * (H % EACH ? 1 : EACH), n = N * H;
-    const size_t grid = (n + each - 1) / each;
+    const size_t n = N * H, each = ROW_WARPS * WARP * (H % EACH ? 1 : EACH);
     if (H % EACH)
-        LAUNCH(swiglu_kernel<1>, grid, ROW_WARPS * WARP, 0, stream, out, dgu, dout, gu, n, H);
+        LAUNCH(swiglu_kernel<1>, (n + each - 1) / each, ROW_WARPS * WARP, 0, stream, dgu, dout, gu,
+               n, H);
     else
-        LAUNCH(swiglu_kernel<EACH>, grid, ROW_WARPS * WARP, 0, stream, out, dgu, dout, gu, n, H);
+        LAUNCH(swiglu_kernel<EACH>, (n + each - 1) / each, ROW_WARPS * WARP, 0, stream, dgu, dout,
+               gu, n, H);
 }
 
 // swiglu_forward: out (N,H) = SiLU(g) y, g and y the halves of a row of gu (N,2H).
 static void swiglu_forward(floatX *out, const floatX *gu, size_t N, size_t H, cudaStream_t stream)
 {
-    swiglu(out, NULL, NULL, gu, N, H, stream);
-}
-
-// swiglu_backward: dgu (N,2H) = from dout (N,H) and the forward's gu.
-static void swiglu_backward(floatX *dgu, const floatX *dout, const floatX *gu, size_t N, size_t H,
-                            cudaStream_t stream)
-{
-    swiglu(NULL, dgu, dout, gu, N, H, stream);
+    swiglu_backward(out, NULL, gu, N, H, stream);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1716,7 +1586,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("dz", floatX, Dacts, dz, B, T, C), DEVICE("dgu", floatX, Dacts, dgu, B, T, 2 * H),
         DEVICE("dh", floatX, Dacts, dh, B, T, H),
         DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
-        DEVICE("work", float, Dacts, work, delta_work(B, C, NH)),
+        DEVICE("work", float, Dacts, work, delta_work(B, T, C, NH)),
         DEVICE("partial", float, Dacts, partial, partial_size(m)),
     };
     const DeviceTensor decoder[] = {

@@ -232,6 +232,9 @@ noncausal() {
     CPU=${noncausal}_cpu FP32=${noncausal}_fp32 BF16=${noncausal}_bf16 "$@"
 }
 
+# longer: a task whose evaluations are longer than its training sequences
+longer=(--task parity --max-length 40 --eval-max-length 256 --eval-batches 3 --batch-size 32)
+
 # causalrn_checks: CausalRN with the programs that users have
 causalrn_checks() {
     local m s h c b postnorm prenorm activation tool
@@ -254,6 +257,7 @@ causalrn_checks() {
         background losses "$m ten steps fp32" 1e-4 $fp32 --model $m
         background losses "$m ten steps bf16" 1e-2 $bf16 --model $m
         background losses "$m --accumulate 3" 1e-4 $fp32 --model $m --accumulate 3
+        background losses "$m, longer fresh sequences" 1e-4 $fp32 --model $m "${longer[@]}"
         background same "$m fp32" $fp32 --model $m
         background same "$m bf16" $bf16 --model $m
         background same "$m bf16 H=192" $bf16 --model $m --hidden 192 --string-size 40
@@ -346,6 +350,7 @@ gpt2_checks() {
         background losses "$m ten steps fp32" 1e-4 $fp32 --model $m
         background losses "$m ten steps bf16" 1e-2 $bf16 --model $m
         background losses "$m --accumulate 3" 1e-4 $fp32 --model $m --accumulate 3
+        background losses "$m, longer fresh sequences" 1e-4 $fp32 --model $m "${longer[@]}"
         background same "$m fp32" $fp32 --model $m
         background same "$m bf16" $bf16 --model $m --channels 192 --heads 1 --string-size 40
         background sanitize memcheck --model $m --heads 1

@@ -193,7 +193,7 @@ sanitize() {
 
 # others: programs built for one test each
 others() {
-    local out flags="-std=c++17 -O3 -Xcompiler -fopenmp -arch=native -lcublas -lcublasLt"
+    local out precision flags="-std=c++17 -O3 -Xcompiler -fopenmp -arch=native -lcublas -lcublasLt"
     cat >"$work/test_launch.cu" <<'END'
 #include "util/cuda.h"
 static __global__ void nothing_kernel(void) {}
@@ -213,6 +213,12 @@ END
     8.*) row "built for another architecture" "ok SKIPPED: this GPU runs sm_80" ;;
     *) fails "built for another architecture" 4 "built for architectures 800" "$work/test_arch" ;;
     esac
+    [ "$model" = deltanet ] && for precision in FP32 BF16; do
+        nvcc $flags -DPRECISION_$precision -DTESTING dev/test_delta.cu -o "$work/delta" &&
+            out=$("$work/delta" 2>&1 | tail -n 2 | tr '\n' ' ')
+        [[ $out == *" 0 failed"* ]] && row "recurrence from state to state, $precision" "ok $out" ||
+            row "recurrence from state to state, $precision" "FAIL $out"
+    done
     [ build/test_device -nt train_causalrn.cu ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
         dev/test_device.cu -o build/test_device
     out=$(build/test_device 2>&1 | tail -n 2 | tr '\n' ' ')

@@ -282,6 +282,16 @@ causalrn_checks() {
     done
 }
 
+# recurrence PRECISION: states that come in and go out, beta 0 and 2, equal keys (dev/test_delta.cu)
+recurrence() {
+    local log
+    log=$work/recurrence.$1
+    compile dev/test_delta.cu $build/delta_$1 -Idev -DTESTING \
+        -DTRAINER="\"$build/deltanet_$1.cc\"" ${2:-}
+    $build/delta_$1 >"$log" 2>&1 && row "deltanet recurrence $1" "ok $(tail -n 1 "$log")" ||
+        row "deltanet recurrence $1" "FAIL $(grep -m 1 FAIL "$log") $(tail -n 1 "$log")"
+}
+
 # deltanet_checks: head sizes of every kernel, lengths around strips and warps, both ranges, the
 # tasks that ask for states. Embeddings of 0.02 stand beside a first layer's output of 0.2, so that
 # in BF16 what each layer rounds is passed on whole: measured 1.7e-2, gradients 2.7e-2. A head of
@@ -289,6 +299,8 @@ causalrn_checks() {
 deltanet_checks() {
     local t hs task range
     local -x BF16_FORWARD=2e-2 BF16_GRAD=4e-2
+    background recurrence fp32
+    background recurrence bf16 -DPRECISION_BF16
     for range in signed nonneg; do
         background decodes "$range" 60 --task copying --eigenvalues $range --lr 2e-3
         background losses "$range" fp32 1e-4 --task copying --eigenvalues $range

@@ -294,11 +294,11 @@ recurrence() {
 
 # deltanet_checks: head sizes of every kernel, lengths around strips and warps, both ranges, the
 # tasks that ask for states. Embeddings of 0.02 stand beside a first layer's output of 0.2, so that
-# in BF16 what each layer rounds is passed on whole: measured 1.7e-2, gradients 2.7e-2. A head of
-# one channel is divided by its own length, and five of 15 channels differ little: FP32 alone.
+# in BF16 what each layer rounds is passed on whole: measured 1.9e-2, gradients 2.9e-2, with 64
+# channels or more. Heads of a few channels, divided by their length, lose more: FP32 alone.
 deltanet_checks() {
     local t hs task range
-    local -x BF16_FORWARD=2e-2 BF16_GRAD=4e-2
+    local -x BF16_FORWARD=2.5e-2 BF16_GRAD=4e-2
     background recurrence fp32
     background recurrence bf16 -DPRECISION_BF16
     for range in signed nonneg; do

@@ -412,8 +412,8 @@ deltanet_checks() {
     background losses "s5 without convolution" 1e-4 $fp32 --task s5 --conv no --batch-size 16 \
         --elements swaps --layers 1
     for t in 1 2 31 33 63 65 255 258; do
-        background agree "T=$t NH=3 B=1" --task text --text README.md --context $t --batch-size 1 \
-            --channels 96 --heads 3 --layers 1
+        PRECISIONS=$([ $t -le 2 ] && echo fp32) background agree "T=$t NH=3 B=1" --task text \
+            --text README.md --context $t --batch-size 1 --channels 96 --heads 3 --layers 1
     done
     for hs in 5 20 33 64 100 128 160 256; do
         PRECISIONS=$([ $hs = 5 ] && echo fp32) background agree "HS=$hs" --heads 3 \

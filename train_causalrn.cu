@@ -24,7 +24,7 @@
 // loss, norm and predictions of the step before. No float is added atomically: same bits every
 // time.
 //
-// Sections: [cuda] types and reductions; [mix] the layer; [layers] matrix product, normalize,
+// Sections: [mix] the layer; [layers] matrix product, normalize,
 // embedding, cross-entropy; [optimizer] AdamW; [model]; [train]; [main].
 //
 // Figures of the paper, each run on one H200 (README.md has the measurements):
@@ -34,113 +34,7 @@
 // Differences from the paper: those of train_causalrn.c.
 
 #include "data/tasks.h"
-#include "util/cuda_training.h" // and with it cuda, gemm, training and what these need
-
-// ------------------------------------------------------------------------------------------------
-// [cuda] Warps, rows, reductions.  (shared)
-
-enum { WARP = 32, ROW_WARPS = 8 }; // kernels that give a row to a warp have blocks of ROW_WARPS
-
-// Pack: N consecutive elements, moved by one load or store.
-template <typename X, int N> struct alignas(sizeof(X) * N) Pack {
-    X v[N];
-};
-
-// warp_sum: sum of x over the 32 lanes, to all of them.
-static __device__ inline float warp_sum(float x)
-{
-    for (int i = WARP / 2; i > 0; i /= 2)
-        x += __shfl_xor_sync(~0u, x, i);
-    return x;
-}
-
-// block_sum: sum of x over the block's threads (a multiple of 32), to all of them, in a fixed
-// order.
-static __device__ double block_sum(double x)
-{
-    __shared__ double part[WARP];
-    for (int i = WARP / 2; i > 0; i /= 2)
-        x += __shfl_xor_sync(~0u, x, i);
-    __syncthreads(); // part may still be read from the call before
-    if (threadIdx.x % WARP == 0)
-        part[threadIdx.x / WARP] = x;
-    __syncthreads();
-    x = 0;
-    for (int i = 0; i < (int)blockDim.x / WARP; i++)
-        x += part[i];
-    return x;
-}
-
-// exp2_fast: 2^x on the special-function unit: relative error 2^-22, below 2^-126 it is 0.
-static __device__ inline float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-#ifdef PRECISION_BF16
-// pack2: two floats as bf16 in one register, x in the low half.
-static __device__ inline uint32_t pack2(float x, float y)
-{
-    const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
-    return *(const uint32_t *)&v;
-}
-
-// mma: c (16x8) += a (16x16) b (16x8), bf16 in, fp32 out. Lane 4g + t holds of c rows g and g+8 at
-// columns 2t, 2t+1; of a the same rows at k = 2t, 2t+1, then k + 8; of b column g at the same k.
-static __device__ inline void mma(float c[4], uint4 a, uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-#endif
-
-// row_of_warp: the number of this warp's row, for kernels that give a row to a warp.
-static __device__ inline size_t row_of_warp(void)
-{
-    return blockIdx.x * (size_t)ROW_WARPS + threadIdx.x / WARP;
-}
-
-// LAUNCH_ROWS: a kernel that gives each of `rows` rows of n elements to a warp. Where n is a common
-// number it is a constant there (else 0): the loops over the row unroll, and its loads fly
-// together.
-#define LAUNCH_ROWS(kernel, rows, n, stream, ...) \
-    do { \
-        const size_t grid_ = ((rows) + ROW_WARPS - 1) / ROW_WARPS; \
-        if ((n) == 192) \
-            LAUNCH(kernel<192>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
-        else if ((n) == 768) \
-            LAUNCH(kernel<768>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
-        else \
-            LAUNCH(kernel<0>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
-    } while (0)
-
-#define EPS 1e-8f
-#define LOG2E 1.4426950408889634f
-
-typedef struct {
-    float mean, rstd;
-} Moments;
-
-// row_moments: mean and 1/sqrt(biased variance + eps) of x (n), by a warp. The mean is taken about
-// x[0], so that a constant row has variance exactly 0. WIDTH: n where it is a constant, else 0.
-template <typename X, int WIDTH>
-static __device__ inline Moments row_moments(const X *x, int size, float eps)
-{
-    const int lane = threadIdx.x % WARP, n = WIDTH ? WIDTH : size;
-    float first = (float)x[0], sum = 0, squares = 0;
-#pragma unroll
-    for (int i = lane; i < n; i += WARP)
-        sum += (float)x[i] - first;
-    const float mean = first + warp_sum(sum) / (float)n;
-#pragma unroll
-    for (int i = lane; i < n; i += WARP)
-        squares += ((float)x[i] - mean) * ((float)x[i] - mean);
-    return {mean, rsqrtf(warp_sum(squares) / (float)n + eps)};
-}
+#include "util/warp.h" // and with it cuda_training, cuda, gemm, training and what these need
 
 // ------------------------------------------------------------------------------------------------
 // [mix] The layer: every position paired with every earlier one.
@@ -1470,7 +1364,7 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
 
 // Sums over all N rows are made in slices of them, and these then added in their order: those of
 // columns in COLUMN_SLICES, the multiprocessors of an H200.
-enum { SLICES = 64, TOKEN_SLICES = 512, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
+enum { SLICES = 16, TOKEN_SLICES = 512, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
 enum { COLUMN_SLICES = 132, BIAS_WARPS = 16, TOKENS_SHARED = 384, TOKEN_CHANNELS = 4 };
 
 // slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
@@ -1659,13 +1553,14 @@ static __global__ void embed_forward_kernel(float *out, const int *tokens, const
     if (row >= N)
         return;
     wte += (size_t)tokens[row] * n;
-    wpe += row % T * n;
+    wpe = wpe ? wpe + row % T * n : NULL;
 #pragma unroll
     for (int c = threadIdx.x % WARP; c < n; c += WARP)
-        out[row * n + c] = wte[c] + wpe[c];
+        out[row * n + c] = wte[c] + (wpe ? wpe[c] : 0);
 }
 
-// embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C).
+// embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C), NULL for
+// none.
 static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
                           size_t B, size_t T, size_t C, cudaStream_t stream)
 {
@@ -1765,10 +1660,10 @@ static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, si
     dwpe[i] += sum;
 }
 
-// embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, and the
-// places of a token are added in order, so that repeated tokens neither race nor change a sum. With
-// a large vocabulary they are sorted first, in (B T)^2 comparisons. partial: scratch, (B,T) then,
-// else (token_slices,V,C).
+// embed_backward: dwte (V,C) +=, dwpe (T,C), NULL for none, += from dout (B,T,C). Threads own
+// channels, and the places of a token are added in order, so that repeated tokens neither race nor
+// change a sum. With a large vocabulary they are sorted first, in (B T)^2 comparisons. partial:
+// scratch, (B,T) then, else (token_slices,V,C).
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
                            const int *tokens, size_t B, size_t T, size_t V, size_t C,
                            cudaStream_t stream)
@@ -1786,8 +1681,9 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
         LAUNCH(embed_sum_kernel, (N * groups + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0,
                stream, dwte, dout, tokens, (const int *)partial, N, (int)C, (int)groups);
     }
-    LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-           stream, dwpe, dout, B, T * C);
+    if (dwpe)
+        LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+               stream, dwpe, dout, B, T * C);
 }
 
 // A part of a row of logits: the largest, of equals the lowest index, sum of exp(logit - top).
@@ -2044,7 +1940,7 @@ typedef struct {
 typedef struct {
     Config config;
     const Task *task;
-    size_t B, T, V, Vp, C, H, L, decode_B;
+    size_t B, T, V, Vp, C, H, L, decode_B, positions; // positions: that are learned
     Weights weights;      // the host's, for files
     Params params, grads; // on the device, as all below
     Device device;
@@ -2082,19 +1978,21 @@ static void model_plan(Model *m, const Config *config)
     const size_t B = m->B = (size_t)config->training.batch_size, L = m->L = (size_t)config->layers;
     const size_t T = m->T = shape.T, V = m->V = shape.V, C = m->C = (size_t)config->channels;
     const size_t H = m->H = (size_t)config->hidden, Vp = m->Vp = (V + 31) / 32 * 32;
+    const size_t positions = m->positions = task_longest(shape);
     const size_t D = m->decode_B = !config->mix.causal ? 0 : B < 32 ? B : 32;
     const size_t quadratic = config->mix.model == QUADRATIC ? L : 0, linear = L - quadratic;
     const size_t dump = config->training.dump != NULL, tile = linear_tile(H);
     // In place unless a dump is to show them: the residual stream; a and b of the quadratic model
     const size_t xs = dump ? L + 1 : 1, abs = dump || linear ? L : 1;
-    const size_t work = mix_scratch(B, T, H, config->mix);
+    const size_t work = mix_scratch(B, T, H, config->mix), carry = B * ((T + tile - 1) / tile);
+    const size_t eval_carry = B * T / shape.eval_T * ((shape.eval_T + tile - 1) / tile);
     size_t partial = V > TOKENS_SHARED ? B * T : token_slices(V, C) * V * C;
     for (int k = 0; k <= 2; k++) // weight gradients: head_w, out_w, both sides
         partial = std::max(partial, weight_scratch(B * T, k ? k * H * C : V * C, k == 1 ? C : H));
     const double std = 0.02, out_std = 0.02 / sqrt((double)L);
     const Tensor params[] = {
         {"wte", {V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},
-        {"wpe", {T, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wpe)},
+        {"wpe", {positions, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wpe)},
         {"right_w", {L, H, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, right_w)},
         {"right_b", {L, H}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, right_b)},
         {"left_w", {L, H, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, left_w)},
@@ -2121,7 +2019,8 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("var_b", float, Acts, saved.vb, quadratic, B, T),
         DEVICE("pair_scale", float, Acts, saved.scale, quadratic, B, T),
         DEVICE("o_rstd", float, Acts, saved.o_rstd, quadratic, B, T),
-        DEVICE("carry", float, Acts, saved.carry, linear, B, (T + tile - 1) / tile, H),
+        DEVICE("carry", float, Acts, saved.carry, linear, carry > eval_carry ? carry : eval_carry,
+               H),
         DEVICE("y", floatX, Acts, y, B, T, C), DEVICE("y_rstd", float, Acts, y_rstd, B, T),
         SPACED("logits", float, Vp, 0, Acts, logits, B, T, V),
         DEVICE("losses", float, Acts, losses, B, T),
@@ -2138,10 +2037,10 @@ static void model_plan(Model *m, const Config *config)
     const DeviceTensor decoder[] = {
         DEVICE("max", float, Decoder, memory.max, D ? linear : 0, D, H),
         DEVICE("sum", float, Decoder, memory.sum, D ? linear : 0, D, H),
-        DEVICE("a", floatX, Decoder, memory.ac, D ? quadratic : 0, D, T, H),
-        DEVICE("b", floatX, Decoder, memory.bc, D ? quadratic : 0, D, T, H),
-        DEVICE("var_a", float, Decoder, memory.va, D ? quadratic : 0, D, T),
-        DEVICE("var_b", float, Decoder, memory.vb, D ? quadratic : 0, D, T),
+        DEVICE("a", floatX, Decoder, memory.ac, D ? quadratic : 0, D, positions, H),
+        DEVICE("b", floatX, Decoder, memory.bc, D ? quadratic : 0, D, positions, H),
+        DEVICE("var_a", float, Decoder, memory.va, D ? quadratic : 0, D, positions),
+        DEVICE("var_b", float, Decoder, memory.vb, D ? quadratic : 0, D, positions),
         DEVICE("scale", float, Decoder, memory.scale, D ? quadratic : 0, D),
         DEVICE("o_rstd", float, Decoder, memory.o_rstd, D ? quadratic : 0, D),
         DEVICE("tokens", int, Decoder, tokens, D), DEVICE("x", float, Decoder, x, D, C),
@@ -2259,7 +2158,7 @@ static void model_backward(Model *m)
 // t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
-    const size_t C = m->C, H = m->H, T = m->T, V = m->V, Vp = m->Vp;
+    const size_t C = m->C, H = m->H, T = m->positions, V = m->V, Vp = m->Vp;
     const Params p = m->params;
     const Copies w = m->copies;
     const Dacts d = m->dacts;
@@ -2339,17 +2238,19 @@ static void model_zero_grad(Model *m)
            d->pieces.pieces);
 }
 
-// load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL. And what
-// the device is told: of training, the update it belongs to, in which batches count by their
-// targets. These are known when the last batch is: until then a target counts 1 / (B T).
+// load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL, of its
+// own B and T. And what the device is told: of training, the update it belongs to, in which batches
+// count by their targets. These are known when the last batch is: until then a target counts 1 / (B
+// T).
 static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
 {
     const Config *c = &m->config;
     const Training *t = &c->training;
     const int n = stream == STREAM_TRAIN ? t->accumulate : 1, part = (int)(number % n);
-    const double step = (double)(number / n), N = (double)(m->B * m->T);
     task_batch(m->task, &c->task_options, t->seed, stream, number, &slot->batch);
     batch_check(&slot->batch, m->V);
+    m->B = slot->batch.B, m->T = slot->batch.T;
+    const double step = (double)(number / n), N = (double)(m->B * m->T);
     const double count = batch_targets(&slot->batch);
     m->targets = part ? m->targets + count : count;
     slot->lr = learning_rate(t, number / n);
@@ -2392,7 +2293,7 @@ static void stop_if_bad(Model *m, const char *what, double value, long step, uin
     if (is_finite_bits(value))
         return;
     for (int i = 0; i < n; i++) {
-        run_batch(m, stream, number + i, 1);
+        run_batch(m, stream, number + i, stream == STREAM_TRAIN);
         if (!is_finite_bits(m->loss))
             break;
     }
@@ -2447,7 +2348,7 @@ static void train_step(Model *m, long step)
         if (i) {
             slot_down(slot, d);
             CUDA_CHECK(cudaStreamSynchronize(d->stream));
-            slot->acc += task_score(m->task, &slot->batch, m->B);
+            slot->acc += task_score(m->task, &slot->batch, slot->batch.B);
         }
         load_batch(m, slot, STREAM_TRAIN, step * n + i);
         slot_up(slot, d);
@@ -2483,18 +2384,20 @@ static void train_step_end(Model *m, LogRow *row)
         stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
         stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
     }
-    const double acc = (slot->acc + task_score(m->task, &slot->batch, m->B)) / n;
-    *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * m->B * m->T);
+    const size_t B = slot->batch.B, T = slot->batch.T;
+    const double acc = (slot->acc + task_score(m->task, &slot->batch, B)) / n;
+    *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * B * T);
 }
 
 // evaluate: loss and accuracy on sequences never trained on, each prediction given the true past.
 static LogRow evaluate(Model *m, long step)
 {
     Evaluation sum = {};
-    for (long i = 0; i < task_eval_batches(m->task, &m->config.task_options, m->B); i++) {
+    const TaskOptions *options = &m->config.task_options;
+    for (long i = 0; i < task_eval_batches(m->task, options, m->batch.rows); i++) {
         run_batch(m, STREAM_EVAL, i, 0);
         stop_if_bad(m, "loss on fresh sequences", m->loss, step, STREAM_EVAL, i, 1);
-        evaluation_add(&sum, m->task, &m->config.task_options, &m->batch, m->loss);
+        evaluation_add(&sum, m->task, options, &m->batch, m->loss);
     }
     return evaluation_row(&sum, step);
 }

@@ -23,7 +23,7 @@
 // float is added atomically: same bits every time. The residual is added in the epilogue of the
 // matrix product before it: a kernel that adds and normalizes would move as many bytes.
 //
-// Sections: [cuda] types and reductions; [mix] attention; [layers] matrix product, normalize,
+// Sections: [mix] attention; [layers] matrix product, normalize,
 // embedding, cross-entropy; [block] LayerNorm, GELU; [optimizer] AdamW; [model]; [train]; [main].
 //
 // Figures of the CausalRN paper, not run to their end; time of a step on an H200: README.md.
@@ -32,114 +32,8 @@
 // Differences from the papers: those of train_gpt2.c.
 
 #include "data/tasks.h"
-#include "util/cuda_training.h" // and with it cuda, gemm, training and what these need
 #include "util/published.h"
-
-// ------------------------------------------------------------------------------------------------
-// [cuda] Warps, rows, reductions.  (shared)
-
-enum { WARP = 32, ROW_WARPS = 8 }; // kernels that give a row to a warp have blocks of ROW_WARPS
-
-// Pack: N consecutive elements, moved by one load or store.
-template <typename X, int N> struct alignas(sizeof(X) * N) Pack {
-    X v[N];
-};
-
-// warp_sum: sum of x over the 32 lanes, to all of them.
-static __device__ inline float warp_sum(float x)
-{
-    for (int i = WARP / 2; i > 0; i /= 2)
-        x += __shfl_xor_sync(~0u, x, i);
-    return x;
-}
-
-// block_sum: sum of x over the block's threads (a multiple of 32), to all of them, in a fixed
-// order.
-static __device__ double block_sum(double x)
-{
-    __shared__ double part[WARP];
-    for (int i = WARP / 2; i > 0; i /= 2)
-        x += __shfl_xor_sync(~0u, x, i);
-    __syncthreads(); // part may still be read from the call before
-    if (threadIdx.x % WARP == 0)
-        part[threadIdx.x / WARP] = x;
-    __syncthreads();
-    x = 0;
-    for (int i = 0; i < (int)blockDim.x / WARP; i++)
-        x += part[i];
-    return x;
-}
-
-// exp2_fast: 2^x on the special-function unit: relative error 2^-22, below 2^-126 it is 0.
-static __device__ inline float exp2_fast(float x)
-{
-    float y;
-    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-}
-
-#ifdef PRECISION_BF16
-// pack2: two floats as bf16 in one register, x in the low half.
-static __device__ inline uint32_t pack2(float x, float y)
-{
-    const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
-    return *(const uint32_t *)&v;
-}
-
-// mma: c (16x8) += a (16x16) b (16x8), bf16 in, fp32 out. Lane 4g + t holds of c rows g and g+8 at
-// columns 2t, 2t+1; of a the same rows at k = 2t, 2t+1, then k + 8; of b column g at the same k.
-static __device__ inline void mma(float c[4], uint4 a, uint32_t b0, uint32_t b1)
-{
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
-}
-#endif
-
-// row_of_warp: the number of this warp's row, for kernels that give a row to a warp.
-static __device__ inline size_t row_of_warp(void)
-{
-    return blockIdx.x * (size_t)ROW_WARPS + threadIdx.x / WARP;
-}
-
-// LAUNCH_ROWS: a kernel that gives each of `rows` rows of n elements to a warp. Where n is a common
-// number it is a constant there (else 0): the loops over the row unroll, and its loads fly
-// together.
-#define LAUNCH_ROWS(kernel, rows, n, stream, ...) \
-    do { \
-        const size_t grid_ = ((rows) + ROW_WARPS - 1) / ROW_WARPS; \
-        if ((n) == 192) \
-            LAUNCH(kernel<192>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
-        else if ((n) == 768) \
-            LAUNCH(kernel<768>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
-        else \
-            LAUNCH(kernel<0>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
-    } while (0)
-
-#define EPS 1e-8f
-#define LOG2E 1.4426950408889634f
-
-typedef struct {
-    float mean, rstd;
-} Moments;
-
-// row_moments: mean and 1/sqrt(biased variance + eps) of x (n), by a warp. The mean is taken about
-// x[0], so that a constant row has variance exactly 0. WIDTH: n where it is a constant, else 0.
-template <typename X, int WIDTH>
-static __device__ inline Moments row_moments(const X *x, int size, float eps)
-{
-    const int lane = threadIdx.x % WARP, n = WIDTH ? WIDTH : size;
-    float first = (float)x[0], sum = 0, squares = 0;
-#pragma unroll
-    for (int i = lane; i < n; i += WARP)
-        sum += (float)x[i] - first;
-    const float mean = first + warp_sum(sum) / (float)n;
-#pragma unroll
-    for (int i = lane; i < n; i += WARP)
-        squares += ((float)x[i] - mean) * ((float)x[i] - mean);
-    return {mean, rsqrtf(warp_sum(squares) / (float)n + eps)};
-}
+#include "util/warp.h" // and with it cuda_training, cuda, gemm, training and what these need
 
 // ------------------------------------------------------------------------------------------------
 // [mix] Attention: softmax over pairs of positions, or linear with a state.
@@ -170,67 +64,7 @@ static __device__ inline float phi_slope(float feature)
 }
 
 #ifdef PRECISION_BF16
-// ---- instructions
-
-// ldmatrix: the four 8x8 quarters of a 16x16 tile of bf16 in shared memory, each lane with the
-// address p of 8 elements in a row. p at row_at: an a of mma or, TRANS, b's x, y and z, w with the
-// rows as k; p at column_at: b's x, y and z, w with the rows as columns or, TRANS, an a with the
-// rows as k. (Registers that mma wants side by side come side by side.)
-template <int TRANS> static __device__ inline uint4 ldmatrix(const floatX *p)
-{
-    uint4 f;
-    const uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
-    if (TRANS)
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(f.x), "=r"(f.y), "=r"(f.z), "=r"(f.w) : "r"(at) : "memory");
-    else
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                     : "=r"(f.x), "=r"(f.y), "=r"(f.z), "=r"(f.w) : "r"(at) : "memory");
-    return f;
-}
-
-// copy_async: start copying 16 bytes from global to shared memory; not `inside`: 16 zeros.
-static __device__ inline void copy_async(floatX *to, const floatX *from, bool inside)
-{
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : :
-                 "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from), "r"(inside ? 16 : 0)
-                 : "memory");
-}
-
-// copy_async: the same for the two floats of a row's statistics.
-static __device__ inline void copy_async(float2 *to, const float2 *from, bool inside)
-{
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" : :
-                 "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from), "r"(inside ? 8 : 0)
-                 : "memory");
-}
-
-// copy_wait: until all that this thread copies has arrived.
-static __device__ inline void copy_wait(void)
-{
-    asm volatile("cp.async.wait_all;" : : : "memory");
-}
-
 // ---- tiles: [ROWS][HS + 8], so that ldmatrix meets every bank once; blocks of WARPS warps
-
-// row_at, column_at: where in a 16x16 tile, its rows ld apart, ldmatrix's lane reads.
-static __device__ inline int row_at(int lane, int ld)
-{
-    return lane % 16 * ld + lane / 16 * 8;
-}
-
-// column_at: see row_at.
-static __device__ inline int column_at(int lane, int ld)
-{
-    return (lane / 16 * 8 + lane % 8) * ld + lane / 8 % 2 * 8;
-}
-
-// accumulator_pack: columns 0-15 of a 16x16 product, two accumulators of mma, as an a of mma.
-static __device__ inline uint4 accumulator_pack(const float c[2][4])
-{
-    return {pack2(c[0][0], c[0][1]), pack2(c[0][2], c[0][3]), pack2(c[1][0], c[1][1]),
-            pack2(c[1][2], c[1][3])};
-}
 
 // tile_fetch: start copying rows row .. row+ROWS-1 of x (T,HS), `stride` apart, into a tile; rows
 // from T on become 0.
@@ -414,9 +248,9 @@ static size_t forward_bytes(int HS, int WARPS, int MT, int OT)
     return (size_t)(16 * WARPS * MT + 4 * OT) * (HS + 8) * sizeof(floatX);
 }
 
-// attention_forward_kernel: out and lse of 16 WARPS MT queries of one head: a warp has 16 MT of them
-// and walks over the keys, OT at a time, the next already on their way. The block that has fewer
-// queries has the first ones: there are few keys to walk over with half its warps idle.
+// attention_forward_kernel: out and lse of 16 WARPS MT queries of one head: a warp has 16 MT of
+// them and walks over the keys, OT at a time, the next already on their way. The block that has
+// fewer queries has the first ones: there are few keys to walk over with half its warps idle.
 template <int HS, int WARPS, int MT, int OT, int BLOCKS>
 static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     attention_forward_kernel(floatX *out, float *lse, const floatX *qkv, int T, int C, int NH,
@@ -663,8 +497,8 @@ static size_t linear_bytes(int HS, int WARPS, int MT, int OT)
 }
 
 // linear_attention_kernel: PASS: which of the four, for 16 WARPS MT rows of one head; otherwise as
-// attention_forward_kernel. y: out, or dqkv. norm is LINEAR_OUT's to write; stats (B,NH,T), 1 / norm
-// and D, LINEAR_DQ's, before LINEAR_DK and LINEAR_DV.
+// attention_forward_kernel. y: out, or dqkv. norm is LINEAR_OUT's to write; stats (B,NH,T), 1 /
+// norm and D, LINEAR_DQ's, before LINEAR_DK and LINEAR_DV.
 template <int HS, int PASS, int WARPS, int MT, int OT, int BLOCKS>
 static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     linear_attention_kernel(floatX *y, float *norm, float2 *stats, const floatX *dout,
@@ -686,7 +520,7 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     const floatX *other_y = OUT ? k : DQ ? v : DK ? g : q, *other_z = OUT ? v : DQ ? k : DK ? q : g;
     float2 *other_stats = (float2 *)(tiles + ROWS * LD + 2 * STAGE), own_stats[MT][2];
     float o[MT][HS / 8][4] = {}, sum[MT][2] = {};
-    stats += (size_t)head * T, norm += (size_t)head * T;
+    stats += (size_t)head * T;
     const auto fetch = [=](int j) {
         floatX *to = tiles + ROWS * LD + j % 2 * STAGE;
         tile_fetch<HS, OT, WARPS>(to, other_y, DK ? C : 3 * C, j * OT, T);
@@ -703,7 +537,8 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
         for (int i = 0; i < 2 * MT; i++) {
             const int r = row + 8 * i + threadIdx.x % WARP / 4;
             own_stats[i / 2][i % 2] =
-                tile_stats<HS, 1>(tiles + (r - first) * LD, out + out_at, norm, C, r, end);
+                tile_stats<HS, 1>(tiles + (r - first) * LD, out + out_at,
+                                  norm + (size_t)head * T, C, r, end);
             if (r < end && threadIdx.x % 4 == 0)
                 stats[r] = own_stats[i / 2][i % 2];
         }
@@ -729,7 +564,7 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
         pairs_sum<HS, MT, OT>(o, s, others + OT * LD);
     }
     if (OUT)
-        forward_store<HS, 1, MT>(y, norm - (size_t)head * T, o, NULL, sum, head, row, end, T, C, NH);
+        forward_store<HS, 1, MT>(y, norm, o, NULL, sum, head, row, end, T, C, NH);
     for (int m = 0; !OUT && m < MT; m++)
         tile_store<HS>(y + at + (DK ? C : DV ? 2 * C : 0), o[m], DV ? NULL : DK ? k : q, 1, C,
                        row + 16 * m, end);
@@ -1354,13 +1189,14 @@ static __global__ void embed_forward_kernel(float *out, const int *tokens, const
     if (row >= N)
         return;
     wte += (size_t)tokens[row] * n;
-    wpe += row % T * n;
+    wpe = wpe ? wpe + row % T * n : NULL;
 #pragma unroll
     for (int c = threadIdx.x % WARP; c < n; c += WARP)
-        out[row * n + c] = wte[c] + wpe[c];
+        out[row * n + c] = wte[c] + (wpe ? wpe[c] : 0);
 }
 
-// embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C).
+// embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C), NULL for
+// none.
 static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
                           size_t B, size_t T, size_t C, cudaStream_t stream)
 {
@@ -1460,10 +1296,10 @@ static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, si
     dwpe[i] += sum;
 }
 
-// embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, and the
-// places of a token are added in order, so that repeated tokens neither race nor change a sum. With
-// a large vocabulary they are sorted first, in (B T)^2 comparisons. partial: scratch, (B,T) then,
-// else (token_slices,V,C).
+// embed_backward: dwte (V,C) +=, dwpe (T,C), NULL for none, += from dout (B,T,C). Threads own
+// channels, and the places of a token are added in order, so that repeated tokens neither race nor
+// change a sum. With a large vocabulary they are sorted first, in (B T)^2 comparisons. partial:
+// scratch, (B,T) then, else (token_slices,V,C).
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
                            const int *tokens, size_t B, size_t T, size_t V, size_t C,
                            cudaStream_t stream)
@@ -1481,8 +1317,9 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
         LAUNCH(embed_sum_kernel, (N * groups + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0,
                stream, dwte, dout, tokens, (const int *)partial, N, (int)C, (int)groups);
     }
-    LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-           stream, dwpe, dout, B, T * C);
+    if (dwpe)
+        LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+               stream, dwpe, dout, B, T * C);
 }
 
 // A part of a row of logits: the largest, of equals the lowest index, sum of exp(logit - top).
@@ -1971,7 +1808,7 @@ typedef struct {
 typedef struct {
     Config config;
     const Task *task;
-    size_t B, T, V, Vp, C, NH, L, decode_B;
+    size_t B, T, V, Vp, C, NH, L, decode_B, positions; // positions: that are learned
     Weights weights;      // the host's, for files
     Params params, grads; // on the device, as all below
     Device device;
@@ -2003,13 +1840,13 @@ static const char *model_name(const Config *c)
 // learned in gpt2's norms, the biases of its attention, and the head, which is tied to wte.
 static void params_plan(Model *m)
 {
-    const size_t L = m->L, C = m->C, T = m->T, V = m->V, gpt2 = m->config.model == GPT2;
+    const size_t L = m->L, C = m->C, V = m->V, gpt2 = m->config.model == GPT2;
     const size_t L_gpt2 = gpt2 ? L : 0, C_gpt2 = gpt2 ? C : 0, V_head = gpt2 ? 0 : V;
     const double std = 0.02, out_std = 0.02 / sqrt(2 * (double)L), embed_std = gpt2 ? 0.02 : 1;
     const int decay = gpt2 ? DECAY : NO_DECAY; // the tied embedding is a matrix like others
     const Tensor params[] = {
         {"wte", {V, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wte)},
-        {"wpe", {T, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wpe)},
+        {"wpe", {m->positions, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wpe)},
         {"ln1_w", {L_gpt2, C}, INIT_ONE, NO_DECAY, 1, offsetof(Params, ln1_w)},
         {"ln1_b", {L_gpt2, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, ln1_b)},
         {"qkv_w", {L, 3 * C, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, qkv_w)},
@@ -2054,6 +1891,7 @@ static void model_plan(Model *m, const Config *config)
     const size_t NH = m->NH = (size_t)config->heads, HS = C / NH, Vp = m->Vp = (V + 31) / 32 * 32;
     const size_t D = m->decode_B = !config->causal ? 0 : B < 32 ? B : 32, two = D ? 2 : 0;
     const size_t linear = config->model == LINEAR ? L : 0, softmax = L - linear;
+    const size_t positions = m->positions = task_longest(shape);
     const size_t L_gpt2 = config->model == GPT2 ? L : 0, B_gpt2 = config->model == GPT2 ? B : 0;
     const DeviceTensor copies[] = {
         DEVICE("qkv_w", floatX, Copies, qkv_w, L, 3 * C, C),
@@ -2090,7 +1928,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("partial", float, Dacts, partial, partial_size(m)),
     };
     const DeviceTensor decoder[] = {
-        DEVICE("cache", floatX, Decoder, cache, D ? softmax : 0, D, T, 3 * C),
+        DEVICE("cache", floatX, Decoder, cache, D ? softmax : 0, D, positions, 3 * C),
         DEVICE("state", float, Decoder, state, D ? linear : 0, D, NH, HS * (HS + 1)),
         DEVICE("tokens", int, Decoder, tokens, D), DEVICE("x", float, Decoder, x, D, C),
         DEVICE("moments", float, Decoder, moments, two, D),
@@ -2247,7 +2085,7 @@ static void model_backward(Model *m)
 // t = 0 starts anew. Overwrites dacts. Dies when t is past the T learned positions.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
-    const size_t C = m->C, NH = m->NH, T = m->T, V = m->V, Vp = m->Vp, HS = C / NH;
+    const size_t C = m->C, NH = m->NH, T = m->positions, V = m->V, Vp = m->Vp, HS = C / NH;
     const int gpt2 = m->config.model == GPT2;
     const Params all = m->params;
     const Dacts d = m->dacts;
@@ -2351,17 +2189,19 @@ static void model_zero_grad(Model *m)
            d->pieces.pieces);
 }
 
-// load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL. And what
-// the device is told: of training, the update it belongs to, in which batches count by their
-// targets. These are known when the last batch is: until then a target counts 1 / (B T).
+// load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL, of its
+// own B and T. And what the device is told: of training, the update it belongs to, in which batches
+// count by their targets. These are known when the last batch is: until then a target counts 1 / (B
+// T).
 static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
 {
     const Config *c = &m->config;
     const Training *t = &c->training;
     const int n = stream == STREAM_TRAIN ? t->accumulate : 1, part = (int)(number % n);
-    const double step = (double)(number / n), N = (double)(m->B * m->T);
     task_batch(m->task, &c->task_options, t->seed, stream, number, &slot->batch);
     batch_check(&slot->batch, m->V);
+    m->B = slot->batch.B, m->T = slot->batch.T;
+    const double step = (double)(number / n), N = (double)(m->B * m->T);
     const double count = batch_targets(&slot->batch);
     m->targets = part ? m->targets + count : count;
     slot->lr = learning_rate(t, number / n);
@@ -2404,7 +2244,7 @@ static void stop_if_bad(Model *m, const char *what, double value, long step, uin
     if (is_finite_bits(value))
         return;
     for (int i = 0; i < n; i++) {
-        run_batch(m, stream, number + i, 1);
+        run_batch(m, stream, number + i, stream == STREAM_TRAIN);
         if (!is_finite_bits(m->loss))
             break;
     }
@@ -2459,7 +2299,7 @@ static void train_step(Model *m, long step)
         if (i) {
             slot_down(slot, d);
             CUDA_CHECK(cudaStreamSynchronize(d->stream));
-            slot->acc += task_score(m->task, &slot->batch, m->B);
+            slot->acc += task_score(m->task, &slot->batch, slot->batch.B);
         }
         load_batch(m, slot, STREAM_TRAIN, step * n + i);
         slot_up(slot, d);
@@ -2495,18 +2335,20 @@ static void train_step_end(Model *m, LogRow *row)
         stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
         stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
     }
-    const double acc = (slot->acc + task_score(m->task, &slot->batch, m->B)) / n;
-    *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * m->B * m->T);
+    const size_t B = slot->batch.B, T = slot->batch.T;
+    const double acc = (slot->acc + task_score(m->task, &slot->batch, B)) / n;
+    *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * B * T);
 }
 
 // evaluate: loss and accuracy on sequences never trained on, each prediction given the true past.
 static LogRow evaluate(Model *m, long step)
 {
     Evaluation sum = {};
-    for (long i = 0; i < task_eval_batches(m->task, &m->config.task_options, m->B); i++) {
+    const TaskOptions *options = &m->config.task_options;
+    for (long i = 0; i < task_eval_batches(m->task, options, m->batch.rows); i++) {
         run_batch(m, STREAM_EVAL, i, 0);
         stop_if_bad(m, "loss on fresh sequences", m->loss, step, STREAM_EVAL, i, 1);
-        evaluation_add(&sum, m->task, &m->config.task_options, &m->batch, m->loss);
+        evaluation_add(&sum, m->task, options, &m->batch, m->loss);
     }
     return evaluation_row(&sum, step);
 }

@@ -8,15 +8,6 @@
 
 enum { IGNORE = -1 };
 
-// The trainers on the GPU evaluate at the length they train at.
-#ifndef TASK_EVAL_LENGTHS
-#ifdef __CUDACC__
-#define TASK_EVAL_LENGTHS 0
-#else
-#define TASK_EVAL_LENGTHS 1
-#endif
-#endif
-
 // What the tasks can be told; each task reads the fields it knows.
 typedef struct {
     int string_size; // copying: letters in a string

@@ -35,7 +35,7 @@ static inline Range state_range(const TaskOptions *o, int kind, int evaluate)
     train.high = o->max_length ? o->max_length : train.high;
     eval.low = o->eval_min_length ? o->eval_min_length : eval.low;
     eval.high = o->eval_max_length ? o->eval_max_length : eval.high;
-    return evaluate && TASK_EVAL_LENGTHS ? eval : train;
+    return evaluate ? eval : train;
 }
 
 // state_check: die over lengths that make no sense; `name` is the task's.

@@ -28,6 +28,7 @@ background() {
 # fill OPTIONS...: options = these and, where they leave it open, a small model's
 small=(--batch-size:2 --string-size:16 --channels:64 --layers:2)
 [ "$model" = causalrn ] && small+=(--hidden:64)
+[ "$model" = deltanet ] && small+=(--task:copying)
 fill() {
     local given=" $* " default
     options=("$@")
@@ -43,8 +44,8 @@ worst() {
          END { printf "%s %s, %s %s", n[0], w[0], n[1], w[1] }' "$1"
 }
 
-# agree NAME OPTIONS...: the dumps of CPU and GPU, in both precisions; CPU, FP32, BF16 can be other
-# programs
+# agree NAME OPTIONS...: the dumps of CPU and GPU, in both precisions (or PRECISIONS); CPU, FP32,
+# BF16 can be other programs, BF16_GRAD and BF16_FORWARD other bounds, FORM the GPU's --form
 agree() {
     local name=$1 dir cpu=${CPU:-$cpu} precision program flag
     dir=$(mktemp -d -p "$work")
@@ -55,10 +56,11 @@ agree() {
         row "$name" "FAIL CPU: $(tail -n 2 "$dir/log" | tr '\n' ' ')"
         return
     }
-    for precision in fp32 bf16; do
+    for precision in ${PRECISIONS:-fp32 bf16}; do
         [ $precision = fp32 ] && program=${FP32:-$fp32} flag= ||
-            program=${BF16:-$bf16} flag="--bf16 ${BF16_GRAD:+--grad $BF16_GRAD}"
-        if ! $program "$@" --dump "$dir/gpu" >"$dir/log" 2>&1; then
+            program=${BF16:-$bf16} flag="--bf16 ${BF16_GRAD:+--grad $BF16_GRAD}
+                ${BF16_FORWARD:+--forward $BF16_FORWARD}"
+        if ! $program "$@" ${FORM:+--form $FORM} --dump "$dir/gpu" >"$dir/log" 2>&1; then
             row "$name $precision" "FAIL $(tail -n 2 "$dir/log" | tr '\n' ' ')"
         elif build/diff "$dir/cpu" "$dir/gpu" $flag >"$dir/diff"; then
             row "$name $precision" "ok $(worst "$dir/diff")"
@@ -87,7 +89,8 @@ fails() {
 # columns LOG: step, split, loss, accuracy, rate, norm of a log.csv, which a resumed run repeats
 columns() { grep -v '^#' "$1" | cut -d , -f 1-6; }
 
-# losses NAME BOUND PROGRAM OPTIONS...: ten steps' losses beside the CPU's
+# losses NAME BOUND PROGRAM OPTIONS...: ten steps' losses, and that of fresh sequences, beside the
+# CPU's
 losses() {
     local name=$1 bound=$2 program=$3 dir
     dir=$(mktemp -d -p "$work")
@@ -97,8 +100,10 @@ losses() {
     $cpu --threads 4 "$@" --out "$dir/cpu" >/dev/null 2>&1
     $program "$@" --out "$dir/gpu" >"$dir/log" 2>&1 || tail -n 2 "$dir/log"
     if paste -d , "$dir/cpu/log.csv" "$dir/gpu/log.csv" | awk -F , -v bound="$bound" '
-        $2 == "train" { n++; e = ($11 - $3) / $3; e = e < 0 ? -e : e; if (e > worst) worst = e }
-        END { print n + 0, worst; exit !(n == 10 && worst <= bound) }' >"$dir/worst"; then
+        $2 == "train" || $2 == "val" {
+            n++; e = ($11 - $3) / $3; e = e < 0 ? -e : e; if (e > worst) worst = e
+        }
+        END { print n + 0, worst; exit !(n == 11 && worst <= bound) }' >"$dir/worst"; then
         row "$name" "ok largest difference $(cut -d ' ' -f 2 "$dir/worst")"
     else
         row "$name" "FAIL steps, largest difference: $(cat "$dir/worst")"
@@ -188,7 +193,7 @@ sanitize() {
 
 # others: programs built for one test each
 others() {
-    local out flags="-std=c++17 -O3 -Xcompiler -fopenmp -arch=native -lcublas -lcublasLt"
+    local out precision flags="-std=c++17 -O3 -Xcompiler -fopenmp -arch=native -lcublas -lcublasLt"
     cat >"$work/test_launch.cu" <<'END'
 #include "util/cuda.h"
 static __global__ void nothing_kernel(void) {}
@@ -208,6 +213,12 @@ END
     8.*) row "built for another architecture" "ok SKIPPED: this GPU runs sm_80" ;;
     *) fails "built for another architecture" 4 "built for architectures 800" "$work/test_arch" ;;
     esac
+    [ "$model" = deltanet ] && for precision in FP32 BF16; do
+        nvcc $flags -DPRECISION_$precision -DTESTING dev/test_delta.cu -o "$work/delta" &&
+            out=$("$work/delta" 2>&1 | tail -n 2 | tr '\n' ' ')
+        [[ $out == *" 0 failed"* ]] && row "recurrence from state to state, $precision" "ok $out" ||
+            row "recurrence from state to state, $precision" "FAIL $out"
+    done
     [ build/test_device -nt train_causalrn.cu ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
         dev/test_device.cu -o build/test_device
     out=$(build/test_device 2>&1 | tail -n 2 | tr '\n' ' ')
@@ -235,6 +246,9 @@ noncausal() {
     CPU=${noncausal}_cpu FP32=${noncausal}_fp32 BF16=${noncausal}_bf16 "$@"
 }
 
+# longer: a task whose evaluations are longer than its training sequences
+longer=(--task parity --max-length 40 --eval-max-length 256 --eval-batches 3 --batch-size 32)
+
 # causalrn_checks: CausalRN with the programs that users have
 causalrn_checks() {
     local m s h c b postnorm prenorm activation tool
@@ -257,6 +271,7 @@ causalrn_checks() {
         background losses "$m ten steps fp32" 1e-4 $fp32 --model $m
         background losses "$m ten steps bf16" 1e-2 $bf16 --model $m
         background losses "$m --accumulate 3" 1e-4 $fp32 --model $m --accumulate 3
+        background losses "$m, longer fresh sequences" 1e-4 $fp32 --model $m "${longer[@]}"
         background same "$m fp32" $fp32 --model $m
         background same "$m bf16" $bf16 --model $m
         background same "$m bf16 H=192" $bf16 --model $m --hidden 192 --string-size 40
@@ -307,21 +322,24 @@ causalrn_noncausal() {
     background noncausal agree "poisoned memory, linear" "$@" --model linear
 }
 
+# tokens: a file of 2000 of GPT-2's tokens
+tokens() {
+    local i t
+    printf '\210\330\064\001\001\000\000\000\320\007\000\000'
+    head -c 1012 /dev/zero
+    for ((i = 0; i < 2000; i++)); do
+        t=$((i * 7919 % 50257))
+        printf "\\x$(printf %02x $((t % 256)))\\x$(printf %02x $((t / 256)))"
+    done
+}
+
 # gpt2_checks: GPT-2 and the Transformers, all head sizes, text of small and large vocabularies
 gpt2_checks() {
-    local m s hs token
+    local m s hs
     fails "--channels 64 --heads 5" 2 "heads" $bf16 --channels 64 --heads 5
     fails "--heads 1 --channels 4096" 2 "on this GPU" $bf16 --heads 1 --channels 4096
     background decodes "linear attention's state of 1056 x 1056" --model linear-transformer \
         --heads 1 --channels 1056 --string-size 1 --layers 1 --batch-size 1
-    { # a file of 2000 of GPT-2's tokens
-        printf '\210\330\064\001\001\000\000\000\320\007\000\000'
-        head -c 1012 /dev/zero
-        for ((s = 0; s < 2000; s++)); do
-            token=$((s * 7919 % 50257))
-            printf "\\x$(printf %02x $((token % 256)))\\x$(printf %02x $((token / 256)))"
-        done
-    } >"$work/tokens.bin"
     for m in gpt2 transformer linear-transformer; do
         background agree "$m" --model $m
         for s in 1 127 128 256; do background agree "$m S=$s" --model $m --string-size $s; done
@@ -346,6 +364,7 @@ gpt2_checks() {
         background losses "$m ten steps fp32" 1e-4 $fp32 --model $m
         background losses "$m ten steps bf16" 1e-2 $bf16 --model $m
         background losses "$m --accumulate 3" 1e-4 $fp32 --model $m --accumulate 3
+        background losses "$m, longer fresh sequences" 1e-4 $fp32 --model $m "${longer[@]}"
         background same "$m fp32" $fp32 --model $m
         background same "$m bf16" $bf16 --model $m --channels 192 --heads 1 --string-size 40
         background sanitize memcheck --model $m --heads 1
@@ -367,10 +386,76 @@ gpt2_noncausal() {
     done
 }
 
+# deltanet_checks: DeltaNet in both ranges, all head sizes, the tasks that ask for states, lengths
+# around the strips and warps of the kernels. BF16: see dev/emulate/test.sh
+deltanet_checks() {
+    local range s hs t task form tool
+    local -x BF16_FORWARD=2.5e-2 BF16_GRAD=4e-2
+    fails "--channels 64 --heads 5" 2 "heads" $bf16 --channels 64 --heads 5
+    fails "--heads 1 --channels 512" 2 "at most 256" $bf16 --heads 1 --channels 512
+    fails "--batch-size 1" 2 "an evaluation reads" $bf16 --batch-size 1
+    background decodes "heads of 256" --task copying --heads 1 --channels 256 --string-size 4
+    for range in signed nonneg; do
+        for form in auto recurrent; do
+            FORM=$form background agree "$range, form $form" --eigenvalues $range
+        done
+        for s in 1 127 256; do
+            background agree "$range S=$s" --eigenvalues $range --string-size $s
+        done
+        background losses "$range ten steps fp32" 1e-4 $fp32 --eigenvalues $range
+        background losses "$range ten steps bf16" 1e-2 $bf16 --eigenvalues $range
+        background losses "$range --accumulate 3" 1e-4 $fp32 --eigenvalues $range --accumulate 3
+        background agree "$range, the paper's size" --eigenvalues $range --channels 128 \
+            --hidden 0 --batch-size 256 --task parity --max-length 40
+    done
+    background agree "T=2048" --string-size 1023 --batch-size 1 --layers 1
+    background agree "no convolution" --conv no
+    background agree "no convolution, SiLU" --conv no --qk-silu yes
+    for task in parity modular brackets s5 z60; do
+        set -- --task $task --eval-batches 2 --eval-min-length 10 --batch-size 8 --lr 1e-3
+        background agree "$task" "$@" --eval-max-length 60
+        background losses "$task fp32" 1e-4 $fp32 "$@" --eval-max-length 60
+        background losses "$task bf16" 1e-2 $bf16 "$@" --eval-max-length 20
+    done
+    background losses "s5 without convolution" 1e-4 $fp32 --task s5 --conv no --batch-size 16 \
+        --elements swaps --layers 1
+    for t in 1 2 31 33 63 65 255 258; do
+        PRECISIONS=$([ $t -le 2 ] && echo fp32) background agree "T=$t NH=3 B=1" --task text \
+            --text README.md --context $t --batch-size 1 --channels 96 --heads 3 --layers 1
+    done
+    for hs in 5 20 33 64 100 128 160 256; do
+        PRECISIONS=$([ $hs = 5 ] && echo fp32) background agree "HS=$hs" --heads 3 \
+            --channels $((3 * hs))
+    done
+    PRECISIONS=fp32 background agree "NH=33 B=33" --channels 264 --heads 33 --batch-size 33
+    background agree "C=768 NH=6 B=1" --channels 768 --heads 6 --hidden 0 --batch-size 1
+    PRECISIONS=fp32 background agree "S=128 C=192 B=8 L=12" --string-size 128 --channels 192 \
+        --heads 3 --batch-size 8 --layers 12
+    background agree "text, V=50257" --task text --vocab gpt2 --context 33 --text "$work/tokens.bin"
+    background same "fp32" $fp32 --string-size 40
+    background same "bf16" $bf16 --channels 192 --heads 3
+    background same "bf16 parity" $bf16 --task parity --channels 128
+    for tool in memcheck racecheck initcheck synccheck; do
+        background sanitize $tool --heads 2
+        background sanitize $tool --heads 1 --channels 128
+        background sanitize $tool --heads 1 --channels 160
+    done
+}
+
+# deltanet_noncausal: memory that starts as NaN
+deltanet_noncausal() {
+    local hs
+    local -x BF16_FORWARD=2.5e-2 BF16_GRAD=4e-2
+    for hs in 32 64 128 160; do
+        background noncausal agree "poisoned memory, HS=$hs" --channels $((2 * hs)) --heads 2
+    done
+}
+
 start=$(date +%s)
+tokens >"$work/tokens.bin"
 others >"$work/others.log" 2>&1 &
 others_pid=$!
-fails "--causal no" 2 "a bidirectional model" $bf16 --causal no
+[ "$model" = deltanet ] || fails "--causal no" 2 "a bidirectional model" $bf16 --causal no
 fails "B = 10^6" 4 "needs .* GiB, .* GiB are free" $bf16 --batch-size 1000000 --layers 12
 CUDA_VISIBLE_DEVICES="" fails "no visible GPU" 4 "no visible GPU" $bf16
 "${model}_checks"

@@ -36,7 +36,8 @@ typedef struct {
     int stopped;
 } StepResult;
 
-// A batch on its way: host memory that the GPU copies from and to.
+// A batch on its way: host memory that the GPU copies from and to, all of it whatever the batch's
+// own B and T.
 enum { SLOTS = 2 };
 typedef struct {
     StepInput *input; // followed by the batch's inputs and targets
@@ -78,7 +79,8 @@ typedef struct {
     Pieces pieces;
     StepInput *input;
     StepResult *result;
-    int *inputs, *targets, *predictions; // (B,T), after *input and *result
+    size_t tokens;                       // B T: room for the largest batch
+    int *inputs, *targets, *predictions; // (tokens), after *input and *result
     Slot slots[SLOTS];
     long started, ended; // training steps given to the device, and taken back
     double ended_at;     // seconds
@@ -104,7 +106,8 @@ static inline size_t device_bytes(const Weights *w, size_t B, size_t T)
 }
 
 // device_start: the device's weights (with `params` and `grads` the structs of pointers to fill),
-// room for batches of B sequences of T tokens, a stream, and what gemm needs.
+// room for batches of B sequences of T tokens, or of fewer that are longer, a stream, and what gemm
+// needs.
 static inline void device_start(Device *d, const Weights *host, void *params, void *grads, size_t B,
                                 size_t T)
 {
@@ -114,6 +117,7 @@ static inline void device_start(Device *d, const Weights *host, void *params, vo
     d->weights.v = mirror_new(&host->v, NULL);
     d->input = (StepInput *)device_new(device_input_bytes(B * T), "batch");
     d->result = (StepResult *)device_new(device_result_bytes(B * T), "batch");
+    d->tokens = B * T;
     d->inputs = (int *)(d->input + 1);
     d->targets = d->inputs + B * T;
     d->predictions = (int *)(d->result + 1);
@@ -122,7 +126,7 @@ static inline void device_start(Device *d, const Weights *host, void *params, vo
         s->input = (StepInput *)pinned_new(device_input_bytes(B * T), "batch");
         s->result = (StepResult *)pinned_new(device_result_bytes(B * T), "batch");
         int *inputs = (int *)(s->input + 1);
-        s->batch = {B, T, inputs, inputs + B * T, (int *)(s->result + 1)};
+        s->batch = {B, T, inputs, inputs + B * T, (int *)(s->result + 1), B};
         CUDA_CHECK(cudaEventCreateWithFlags(&s->done, cudaEventDisableTiming));
     }
     CUDA_CHECK(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
@@ -186,16 +190,14 @@ static inline void device_weights_down(Weights *host, const Device *d)
 // slot_up: the slot's batch to the device.
 static inline void slot_up(const Slot *slot, Device *d)
 {
-    CUDA_CHECK(cudaMemcpyAsync(d->input, slot->input,
-                               device_input_bytes(slot->batch.B * slot->batch.T),
+    CUDA_CHECK(cudaMemcpyAsync(d->input, slot->input, device_input_bytes(d->tokens),
                                cudaMemcpyHostToDevice, d->stream));
 }
 
 // slot_down: loss, norm and predictions back to the slot.
 static inline void slot_down(const Slot *slot, const Device *d)
 {
-    CUDA_CHECK(cudaMemcpyAsync(slot->result, d->result,
-                               device_result_bytes(slot->batch.B * slot->batch.T),
+    CUDA_CHECK(cudaMemcpyAsync(slot->result, d->result, device_result_bytes(d->tokens),
                                cudaMemcpyDeviceToHost, d->stream));
 }
 

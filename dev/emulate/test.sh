@@ -70,8 +70,8 @@ worst() {
          END { printf "%s %s, %s %s", n[0], w[0], n[1], w[1] }' "$1"
 }
 
-# agree NAME OPTIONS...: the dumps of the oracle and of both precisions, with the bounds of
-# build/diff; BF16_GRAD: another for the gradients in BF16
+# agree NAME OPTIONS...: the dumps of the oracle and of both precisions (or PRECISIONS), with the
+# bounds of build/diff; BF16_GRAD, BF16_FORWARD: others for gradients and the rest in BF16
 agree() {
     local name="$model $1" dir precision program flag
     dir=$(mktemp -d -p "$work")
@@ -80,9 +80,10 @@ agree() {
     export EMULATE_KERNELS=$work/kernels.$model
     ${CPU:-./train_$model} "${options[@]}" --dump "$dir/cpu" >"$dir/log" 2>&1 ||
         row "$name" "FAIL CPU: $(tail -n 2 "$dir/log" | tr '\n' ' ')"
-    for precision in fp32 bf16; do
+    for precision in ${PRECISIONS:-fp32 bf16}; do
         program=$build/${model}_$precision flag=
-        [ $precision = bf16 ] && flag="--bf16 ${BF16_GRAD:+--grad $BF16_GRAD}"
+        [ $precision = bf16 ] && flag="--bf16 ${BF16_GRAD:+--grad $BF16_GRAD}
+            ${BF16_FORWARD:+--forward $BF16_FORWARD}"
         if ! $program "${options[@]}" --dump "$dir/gpu" >"$dir/log" 2>&1; then
             row "$name $precision" "FAIL $(tail -n 3 "$dir/log" | tr '\n' ' ')"
         elif build/diff "$dir/cpu" "$dir/gpu" $flag >"$dir/diff"; then
@@ -113,8 +114,8 @@ noncausal() { CPU=$build/${model}_cpu_noncausal "$@"; }
 # columns LOG: step, split, loss, accuracy, rate, norm of a log.csv
 columns() { grep -v '^#' "$1" | cut -d , -f 1-6; }
 
-# losses NAME PRECISION BOUND OPTIONS...: three steps' losses beside the oracle's; under another
-# order of warps the same bits
+# losses NAME PRECISION BOUND OPTIONS...: three steps' losses, and that of fresh sequences, beside
+# the oracle's; under another order of warps the same bits
 losses() {
     local name="$model $1 $2" program=$build/${model}_$2 bound=$3 dir seed
     dir=$(mktemp -d -p "$work")
@@ -128,8 +129,8 @@ losses() {
     done
     if paste -d , <(columns "$dir/cpu/log.csv") <(columns "$dir/1/log.csv") |
         awk -F , -v bound="$bound" '
-            $2 == "train" { n++; e = ($9 - $3) / $3; e = e < 0 ? -e : e; if (e > worst) worst = e }
-            END { print n + 0, worst; exit !(n == 3 && worst <= bound) }' >"$dir/worst"; then
+            $2 != "split" { n++; e = ($9 - $3) / $3; e = e < 0 ? -e : e; if (e > worst) worst = e }
+            END { print n + 0, worst; exit !(n == 4 && worst <= bound) }' >"$dir/worst"; then
         row "$name, losses" "ok largest difference $(cut -d ' ' -f 2 "$dir/worst")"
     else
         row "$name, losses" "FAIL steps, largest difference: $(cat "$dir/worst")"
@@ -180,10 +181,11 @@ tokens() {
     done
 }
 
-# launched: every kernel of the .cu ran in some check
+# launched: every kernel of the .cu ran in some check; deltanet leaves a part of [layers] to others
 launched() {
-    local never
-    never=$(comm -23 <(tr '\n' ' ' <train_$model.cu | grep -oE '__global__[^{;]*' |
+    local never skip=
+    [ $model = deltanet ] && skip='/^\/\/ \[layers\]/,/^\/\/ \[optimizer\]/d'
+    never=$(comm -23 <(sed "$skip" train_$model.cu | tr '\n' ' ' | grep -oE '__global__[^{;]*' |
         grep -oE '\w+_kernel' | sort -u) <(grep -oE '\w+_kernel' "$work/kernels.$model" | sort -u))
     [ -z "$never" ] && row "$model, every kernel" "ok all of them ran" ||
         row "$model, every kernel" "FAIL never launched: $(tr '\n' ' ' <<<"$never")"
@@ -203,6 +205,10 @@ faults() {
     done
 }
 
+# longer: a task whose evaluations have more than the 16 tokens of a training batch
+longer=(--task parity --max-length 17 --eval-min-length 20 --eval-max-length 34 --eval-batches 2
+    --batch-size 5)
+
 # gpt2_checks: head sizes of every kernel, rows that are not aligned, both vocabularies
 gpt2_checks() {
     local m hs
@@ -215,6 +221,7 @@ gpt2_checks() {
         background losses "$m --accumulate 3" fp32 1e-4 --model $m --accumulate 3
         background losses "$m --accumulate 3" bf16 1e-2 --model $m --accumulate 3
         background losses "$m HS=64" bf16 1e-2 --model $m --channels 64 --heads 1 --string-size 40
+        background losses "$m, longer fresh sequences" fp32 1e-4 --model $m "${longer[@]}"
         background agree "$m S=1 L=2" --model $m --string-size 1 --layers 2
         for hs in 1 5 20; do
             background agree "$m HS=$hs" --model $m --channels $((3 * hs)) --heads 3
@@ -243,6 +250,8 @@ causalrn_checks() {
         background losses "$m --accumulate 3" fp32 1e-4 --model $m --accumulate 3 --hidden 64
         background losses "$m --accumulate 3" bf16 1e-2 --model $m --accumulate 3 --hidden 64
         background losses "$m H=192" bf16 1e-2 --model $m --hidden 192 --string-size 40
+        background losses "$m, longer fresh sequences" fp32 1e-4 --model $m --hidden 64 \
+            "${longer[@]}"
         background agree "$m S=1 L=2" --model $m --string-size 1 --layers 2
         for h in 33 64 192; do
             background trained "$m H=$h" --model $m --hidden $h --string-size 40
@@ -271,6 +280,59 @@ causalrn_checks() {
         background noncausal agree "non-causal linear $prenorm" --causal no --prenorm $prenorm \
             --model linear --hidden 33 --string-size 20
     done
+}
+
+# recurrence PRECISION: states that come in and go out, beta 0 and 2, equal keys (dev/test_delta.cu)
+recurrence() {
+    local log
+    log=$work/recurrence.$1
+    compile dev/test_delta.cu $build/delta_$1 -Idev -DTESTING \
+        -DTRAINER="\"$build/deltanet_$1.cc\"" ${2:-}
+    $build/delta_$1 >"$log" 2>&1 && row "deltanet recurrence $1" "ok $(tail -n 1 "$log")" ||
+        row "deltanet recurrence $1" "FAIL $(grep -m 1 FAIL "$log") $(tail -n 1 "$log")"
+}
+
+# deltanet_checks: head sizes of every kernel, lengths around strips and warps, both ranges, the
+# tasks that ask for states. Embeddings of 0.02 stand beside a first layer's output of 0.2, so that
+# in BF16 what each layer rounds is passed on whole: measured 1.9e-2, gradients 2.9e-2, with 64
+# channels or more. Heads of a few channels, divided by their length, lose more, and one or two
+# tokens average nothing: FP32 alone.
+deltanet_checks() {
+    local t hs task range
+    local -x BF16_FORWARD=2.5e-2 BF16_GRAD=4e-2
+    background recurrence fp32
+    background recurrence bf16 -DPRECISION_BF16
+    for range in signed nonneg; do
+        background decodes "$range" 60 --task copying --eigenvalues $range --lr 2e-3
+        background losses "$range" fp32 1e-4 --task copying --eigenvalues $range
+        background losses "$range" bf16 1e-2 --task copying --eigenvalues $range
+        background agree "$range L=2" --task copying --eigenvalues $range --layers 2
+        background trained "$range" --task copying --string-size 9 --eigenvalues $range
+    done
+    background decodes "no convolution" 300 --task copying --conv no --lr 2e-3
+    background losses "--accumulate 3" fp32 1e-4 --task copying --accumulate 3 --conv no
+    background agree "no convolution" --task copying --conv no
+    background agree "no convolution, SiLU" --task copying --conv no --qk-silu yes --layers 2
+    for task in parity modular brackets s5 z60; do
+        set -- --task $task --eval-min-length 5 --eval-max-length 17 --eval-batches 2 \
+            --batch-size 3
+        background losses "$task" fp32 1e-4 "$@" --max-length 9
+        background losses "$task, shorter fresh sequences" bf16 1e-2 "$@" --max-length 20
+        background agree "$task" "$@" --max-length 9
+    done
+    for t in 1 2 31 33 63 65 255 258; do
+        PRECISIONS=$([ $t -le 2 ] && echo fp32) background agree "T=$t NH=3 B=1" --task text \
+            --text README.md --context $t --batch-size 1 --channels 24 --heads 3 --hidden 10
+    done
+    for hs in 20 33 64 100 128 160 256; do
+        background agree "HS=$hs" --task copying --string-size 6 --channels $hs --heads 1
+    done
+    background agree "HS=64 NH=3" --task copying --string-size 6 --channels 192 --heads 3
+    for hs in 1 5; do
+        PRECISIONS=fp32 background agree "HS=$hs" --task copying --channels $((3 * hs)) --heads 3
+    done
+    background agree "text, V=50257" --task text --vocab gpt2 --context 9 --channels 16 \
+        --text "$work/tokens.bin" --batch-size 1
 }
 
 start=$(date +%s)

@@ -1,0 +1,2184 @@
+// train_deltanet.cu: DeltaNet on the GPU, the same model as train_deltanet.c, which says what is
+// computed and is what this is held against (dev/test_cuda.sh, `make test-cuda`).
+//
+//   e_t = v_t - S_{t-1} k_t,   S_t = S_{t-1} + beta_t e_t k_t^T,   o_t = S_t q_t / sqrt(HS)
+//   q, k, v = SiLU(conv(W_qkv r)),  q, k of length 1,  beta = range sigmoid(W_b r),  range 1 or 2
+//   x += W_proj norm_head(o);  x += W_down (SiLU(g) y),  g, y = W_gu norm(x)      r = norm(x)
+//   norm is RMSNorm, eps 1e-6                                        [arXiv 2406.06484, 2411.12537]
+//
+// The recurrence is in fp32 whatever the type of q, k and v, with S in registers: a thread has 32
+// columns of a row, so that a head of 32 is one warp. A row needs no other row in the forward pass;
+// in the backward the gradients of q and k are sums over rows, made by exchanging halves until each
+// lane has columns of its own. The forward keeps u = beta e in fp32, and the backward walks from
+// S_T to S_0: S_{t-1} = S_t - u_t k_t^T inverts nothing and amplifies no error.
+//
+// nvcc -DPRECISION_BF16 (train_deltanet_gpu): weights and activations in bf16, through the typedef
+// floatX; fp32: master weights, the residual stream, which is kept of every block, beta, u, S and
+// all sums. Keys are normalized in fp32 and then rounded: |k|^2 is 1 up to 4e-4. The gradient of
+// the residual stream is in bf16. Without it (train_deltanet_gpu_fp32) all is fp32, no TF32.
+//
+// A step is one CUDA graph without a host in it: the host makes the next batch meanwhile, and reads
+// loss, norm and predictions of the step before. Only --accumulate N waits between its batches. No
+// float is added atomically: same bits every time. What is one pass over memory is one kernel:
+// convolution, SiLU, length of q and k, and beta; and the same backward, which computes again what
+// stands between. The residual is added in the epilogue of the matrix product before it. W_qkv and
+// W_b are one matrix there.
+//
+// Sections: [mix] the recurrence; [block] convolution, norms, SwiGLU;
+// [layers] matrix product, embedding, cross-entropy; [optimizer] AdamW; [model]; [train]; [main].
+//
+// Figures (dev/figures/; README.md has what was measured):
+//   ./train_deltanet_gpu --preset parity, modular, brackets [--eigenvalues nonneg]       Table 3
+//   ./train_deltanet_gpu --preset s5-swaps, s5-triples, s5, s5-tokens                    Fig. 4
+// Differences from the papers: those of train_deltanet.c.
+
+#include "data/tasks.h"
+#include "util/warp.h" // and with it cuda_training, cuda, gemm, training and what these need
+#pragma nv_diag_suppress 177    // [layers] has more than this model needs
+
+// ------------------------------------------------------------------------------------------------
+// [mix] The delta rule: a matrix S for each head, one token at a time.
+
+#define ARCHITECTURE "deltanet"
+enum { NONNEG, SIGNED }; // the largest beta is 1, 2
+enum { AUTO, RECURRENT, CHUNK };
+
+// ---- token by token: a block a head, P threads a row of S, with 32 columns each in registers
+
+// COLS P: the width of S, HS rounded up; a block has as many rows as 512 threads hold, and takes
+// those of a head of more than 128 channels one group after the other.
+enum { COLS = 32, HEAD_MOST = 8 * COLS };
+#define ROW_THREADS(P) (COLS * (P) * (P) < 512 ? COLS * (P) * (P) : 512)
+
+// WITH_HEAD: the statement with P as a constant, for a head of HS <= 256.
+#define WITH_HEAD(HS, ...) \
+    do { \
+        if ((HS) <= COLS) { enum { P = 1 }; __VA_ARGS__; } \
+        else if ((HS) <= 2 * COLS) { enum { P = 2 }; __VA_ARGS__; } \
+        else if ((HS) <= 4 * COLS) { enum { P = 4 }; __VA_ARGS__; } \
+        else { enum { P = 8 }; __VA_ARGS__; } \
+    } while (0)
+
+// column_of: which column of S the thread's element n is. Neighbours take turns by four, so that
+// they read neighbouring float4 of a key.
+template <int P> static __device__ inline int column_of(int n)
+{
+    return (n / 4 * P + threadIdx.x % P) * 4 + n % 4;
+}
+
+// row_sum: sum of x over the P threads of a row, to all of them.
+template <int P> static __device__ inline float row_sum(float x)
+{
+#pragma unroll
+    for (int i = P / 2; i > 0; i /= 2)
+        x += __shfl_xor_sync(~0u, x, i);
+    return x;
+}
+
+// state_load: the thread's part of S (HS,HS), 0 beyond the head and for NULL.
+template <int P>
+static __device__ inline void state_load(float (&S)[COLS], const float *from, int row, int HS)
+{
+#pragma unroll
+    for (int n = 0; n < COLS; n++) {
+        const int column = column_of<P>(n);
+        S[n] = from && row < HS && column < HS ? from[(size_t)row * HS + column] : 0;
+    }
+}
+
+// state_store: see state_load.
+template <int P>
+static __device__ inline void state_store(float *to, const float (&S)[COLS], int row, int HS)
+{
+#pragma unroll
+    for (int n = 0; n < COLS; n++)
+        if (row < HS && column_of<P>(n) < HS)
+            to[(size_t)row * HS + column_of<P>(n)] = S[n];
+}
+
+// What a thread needs of a position: k and q at its column x = threadIdx.x, the others at its row;
+// 0 beyond the head.
+typedef struct {
+    float k, q, v, u, dout, beta;
+} Position;
+
+// position_fetch: position `at` (b T + t) of head h; u and dout NULL: not needed.
+static __device__ inline Position position_fetch(const floatX *__restrict__ qkv,
+                                                 const float *__restrict__ beta,
+                                                 const float *__restrict__ u,
+                                                 const floatX *__restrict__ dout, size_t at, int h,
+                                                 int row, int NH, int HS)
+{
+    const int x = threadIdx.x, C = NH * HS;
+    Position p = {0, 0, 0, 0, 0, beta[at * NH + h]};
+    qkv += at * 3 * C + h * HS;
+    if (x < HS) {
+        p.q = (float)qkv[x];
+        p.k = (float)qkv[C + x];
+    }
+    if (row < HS) {
+        p.v = (float)qkv[2 * C + row];
+        p.u = u ? u[at * C + h * HS + row] : 0;
+        p.dout = dout ? (float)dout[at * C + h * HS + row] : 0;
+    }
+    return p;
+}
+
+// recurrent_forward_kernel: see delta_forward. k and q of a position are in shared memory, those of
+// the next one on their way.
+template <int P>
+static __global__ void __launch_bounds__(ROW_THREADS(P))
+recurrent_forward_kernel(floatX *out, float *u, float *final, const floatX *qkv, const float *beta,
+                         const float *initial, int T, int NH, int HS, float scale)
+{
+    __shared__ __align__(16) float shared[2][2][COLS * P];
+    const int x = threadIdx.x, h = blockIdx.x % NH;
+    const size_t at0 = (size_t)(blockIdx.x / NH) * T, head = (size_t)blockIdx.x * HS * HS;
+    for (int row = x / P; row - x / P < HS; row += ROW_THREADS(P) / P) {
+        float S[COLS];
+        state_load<P>(S, initial ? initial + head : NULL, row, HS);
+        Position next = position_fetch(qkv, beta, NULL, NULL, at0, h, row, NH, HS);
+        for (int t = 0; t < T; t++) {
+            const Position p = next;
+            if (x < COLS * P) {
+                shared[t % 2][0][x] = p.k;
+                shared[t % 2][1][x] = p.q;
+            }
+            if (t + 1 < T)
+                next = position_fetch(qkv, beta, NULL, NULL, at0 + t + 1, h, row, NH, HS);
+            __syncthreads(); // who still reads position t - 1 reads the other half
+            const float4 *k = (const float4 *)shared[t % 2][0] + x % P;
+            const float4 *q = (const float4 *)shared[t % 2][1] + x % P;
+            float4 dot = {0, 0, 0, 0}, o = {0, 0, 0, 0};
+#pragma unroll
+            for (int n = 0; n < COLS; n += 4) {
+                const float4 k_n = k[n / 4 * P];
+                dot = {dot.x + S[n] * k_n.x, dot.y + S[n + 1] * k_n.y, dot.z + S[n + 2] * k_n.z,
+                       dot.w + S[n + 3] * k_n.w};
+            }
+            const float u_t = p.beta * (p.v - row_sum<P>(dot.x + dot.y + (dot.z + dot.w)));
+#pragma unroll
+            for (int n = 0; n < COLS; n += 4) {
+                const float4 k_n = k[n / 4 * P], q_n = q[n / 4 * P];
+                S[n] += u_t * k_n.x;
+                S[n + 1] += u_t * k_n.y;
+                S[n + 2] += u_t * k_n.z;
+                S[n + 3] += u_t * k_n.w;
+                o = {o.x + S[n] * q_n.x, o.y + S[n + 1] * q_n.y, o.z + S[n + 2] * q_n.z,
+                     o.w + S[n + 3] * q_n.w};
+            }
+            const float o_t = scale * row_sum<P>(o.x + o.y + (o.z + o.w));
+            const size_t to = ((at0 + t) * NH + h) * HS + row;
+            if (x % P == 0 && row < HS) {
+                out[to] = (floatX)o_t;
+                if (u)
+                    u[to] = u_t;
+            }
+        }
+        state_store<P>(final + head, S, row, HS);
+        __syncthreads(); // the next group of rows starts in the first half
+    }
+}
+
+// rows_halve: a lane gives its neighbour at distance N half of the 2 N elements x, and adds what it
+// gets to the half that it keeps.
+template <int N> static __device__ inline void rows_halve(float (&x)[COLS])
+{
+    const bool upper = threadIdx.x & N;
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        const float low = x[n], high = x[n + N];
+        x[n] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, N);
+    }
+}
+
+// rows_reduce: sums of x over a warp's 32 / P rows: P of the columns, x[0] .. x[P-1], remain with
+// each lane, elements n, n + 1, ... of its part, n = lane - lane % P.
+template <int P> static __device__ inline void rows_reduce(float (&x)[COLS])
+{
+    rows_halve<16>(x);
+    rows_halve<8>(x);
+    if constexpr (P <= 4)
+        rows_halve<4>(x);
+    if constexpr (P <= 2)
+        rows_halve<2>(x);
+    if constexpr (P == 1)
+        rows_halve<1>(x);
+}
+
+// recurrent_backward_rows: one position: dv (of the thread's row) =, dbeta = what the thread adds
+// to it, dq, dk = sums over the warp's rows (rows_reduce); S and its gradient G go one back. With
+// du = G k once G has the output's part: dv = beta du, dbeta = du e, dk = G^T u - S_{t-1}^T dv.
+template <int P>
+static __device__ inline void recurrent_backward_rows(float (&dq)[COLS], float (&dk)[COLS],
+                                                      float *dv, float *dbeta, float (&G)[COLS],
+                                                      float (&S)[COLS], const float *keys,
+                                                      const float *queries, Position p, float scale)
+{
+    const float4 *k = (const float4 *)keys + threadIdx.x % P;
+    const float4 *q = (const float4 *)queries + threadIdx.x % P;
+    const float d = scale * p.dout;
+    float du[4] = {}, old[4] = {};
+#pragma unroll
+    for (int n = 0; n < COLS; n++)
+        dq[n] = d * S[n];
+    rows_reduce<P>(dq);
+#pragma unroll
+    for (int n = 0; n < COLS; n++) {
+        const float4 k4 = k[n / 4 * P], q4 = q[n / 4 * P];
+        const float k_n[] = {k4.x, k4.y, k4.z, k4.w}, q_n[] = {q4.x, q4.y, q4.z, q4.w};
+        G[n] += d * q_n[n % 4];
+        S[n] -= p.u * k_n[n % 4];
+        du[n % 4] += G[n] * k_n[n % 4];
+        old[n % 4] += S[n] * k_n[n % 4];
+    }
+    const float du_t = row_sum<P>(du[0] + du[1] + (du[2] + du[3]));
+    const float e = p.v - row_sum<P>(old[0] + old[1] + (old[2] + old[3]));
+    *dv = p.beta * du_t;
+    *dbeta = threadIdx.x % P ? 0 : du_t * e;
+#pragma unroll
+    for (int n = 0; n < COLS; n++) {
+        const float4 k4 = k[n / 4 * P];
+        const float k_n[] = {k4.x, k4.y, k4.z, k4.w};
+        dk[n] = p.u * G[n] - *dv * S[n];
+        G[n] -= *dv * k_n[n % 4];
+    }
+    rows_reduce<P>(dk);
+}
+
+// recurrent_backward_kernel: see delta_backward. Sums over the rows of a block go through shared
+// memory where it is more than one warp, those over its groups of rows through work.
+template <int P>
+static __global__ void __launch_bounds__(ROW_THREADS(P))
+recurrent_backward_kernel(floatX *dqkv, float *dbeta, float *dinitial, const floatX *dout,
+                          const float *dfinal, const float *u, const float *final,
+                          const floatX *qkv, const float *beta, float *work, int T, int NH, int HS,
+                          float scale)
+{
+    enum { WIDTH = COLS * P, WARPS = ROW_THREADS(P) / WARP, STEP = ROW_THREADS(P) / P };
+    __shared__ __align__(16) float shared[2][2][WIDTH];
+    __shared__ float sums[WARPS][2 * WIDTH];
+    __shared__ float betas[WARPS];
+    const int x = threadIdx.x, lane = x % WARP, warp = x / WARP, h = blockIdx.x % NH, C = NH * HS;
+    const size_t at0 = (size_t)(blockIdx.x / NH) * T, head = (size_t)blockIdx.x * HS * HS;
+    for (int row = x / P, first = 0; first < HS; row += STEP, first += STEP) {
+        float S[COLS], G[COLS], dq[COLS], dk[COLS], dv, dbeta_x;
+        state_load<P>(S, final + head, row, HS);
+        state_load<P>(G, dfinal ? dfinal + head : NULL, row, HS);
+        Position next = position_fetch(qkv, beta, u, dout, at0 + T - 1, h, row, NH, HS);
+        for (int t = T - 1; t >= 0; t--) {
+            const Position p = next;
+            const size_t at = at0 + t;
+            floatX *to = dqkv + at * 3 * C + h * HS;
+            if (x < WIDTH) {
+                shared[t % 2][0][x] = p.k;
+                shared[t % 2][1][x] = p.q;
+            }
+            if (t > 0)
+                next = position_fetch(qkv, beta, u, dout, at - 1, h, row, NH, HS);
+            __syncthreads();
+            recurrent_backward_rows<P>(dq, dk, &dv, &dbeta_x, G, S, shared[t % 2][0],
+                                       shared[t % 2][1], p, scale);
+            if (x % P == 0 && row < HS)
+                to[2 * C + row] = (floatX)dv;
+            dbeta_x = warp_sum(dbeta_x);
+            if constexpr (WARPS == 1) {
+                if (x < HS) {
+                    to[x] = (floatX)dq[0];
+                    to[C + x] = (floatX)dk[0];
+                }
+            } else {
+#pragma unroll
+                for (int i = 0; i < P; i++) {
+                    const int column = column_of<P>(lane - lane % P + i);
+                    sums[warp][column] = dq[i];
+                    sums[warp][WIDTH + column] = dk[i];
+                }
+                if (lane == 0)
+                    betas[warp] = dbeta_x;
+                __syncthreads(); // the barrier of the next position keeps them until they are read
+                const int column = x % WIDTH, dk_at = x / WIDTH * C;
+                float *before = work + at * 2 * C + h * HS + dk_at + column, sum = 0;
+                for (int w = 0; w < WARPS && x < 2 * WIDTH; w++)
+                    sum += sums[w][x];
+                if (x < 2 * WIDTH && column < HS) {
+                    sum += first ? *before : 0;
+                    to[dk_at + column] = (floatX)sum; // of the last group it stays
+                    if (first + STEP < HS)
+                        *before = sum;
+                }
+                for (int w = 1; w < WARPS && x == 0; w++)
+                    dbeta_x += betas[w];
+            }
+            if (x == 0)
+                dbeta[at * NH + h] = first ? dbeta[at * NH + h] + dbeta_x : dbeta_x;
+        }
+        if (dinitial)
+            state_store<P>(dinitial + head, G, row, HS);
+        __syncthreads();
+    }
+}
+
+// ---- the launchers
+
+// delta_check: die over a head that is too large, or a --form that this program does not have.
+static void delta_check(size_t HS, int form)
+{
+    if (HS > HEAD_MOST)
+        die(EXIT_USAGE, "--heads: expected heads of at most %d channels, got %zu\n"
+            "hint: more --heads", HEAD_MOST, HS);
+    if (form == CHUNK)
+        die(EXIT_USAGE, "--form chunk: this program has the token recurrence alone\n"
+            "hint: --form auto takes what there is");
+}
+
+// delta_work: elements of scratch that delta_backward needs.
+static size_t delta_work(size_t B, size_t T, size_t C, size_t NH)
+{
+    return C / NH > HEAD_MOST / 2 ? B * T * 2 * C : 0;
+}
+
+// delta_forward: out (B,T,C) = the delta rule of qkv (B,T,3C): q at 0, k at C, v at 2C, and head h
+// of NH at h HS in each, HS = C / NH; beta (B,T,NH), eigenvalues 1 - beta |k|^2:
+//   u_t = beta_t (v_t - S_{t-1} k_t),  S_t = S_{t-1} + u_t k_t^T,  out_t = S_t q_t / sqrt(HS)
+// S_0 = initial (B,NH,HS,HS), values by keys, NULL: zero; final (B,NH,HS,HS) = S_T, may alias
+// initial; u (B,T,C) = is kept for the backward pass, NULL: not.
+static void delta_forward(floatX *out, float *u, float *final, const floatX *qkv, const float *beta,
+                          const float *initial, size_t B, size_t T, size_t C, size_t NH, int form,
+                          cudaStream_t stream)
+{
+    const size_t HS = C / NH;
+    const float scale = (float)(1 / sqrt((double)HS));
+    delta_check(HS, form);
+    WITH_HEAD(HS, LAUNCH(recurrent_forward_kernel<P>, B * NH, ROW_THREADS(P), 0, stream, out, u,
+                         final, qkv, beta, initial, (int)T, (int)NH, (int)HS, scale));
+}
+
+// delta_backward: dqkv (B,T,3C) =, dbeta (B,T,NH) =, dinitial (B,NH,HS,HS) = (NULL: not asked for),
+// from dout (B,T,C), dfinal (B,NH,HS,HS), the gradient of S_T (NULL: zero), and the forward's u,
+// final, qkv, beta; work (delta_work) is scratch. Walks from S_T back to S_0.
+static void delta_backward(floatX *dqkv, float *dbeta, float *dinitial, const floatX *dout,
+                           const float *dfinal, const float *u, const float *final,
+                           const floatX *qkv, const float *beta, float *work, size_t B, size_t T,
+                           size_t C, size_t NH, int form, cudaStream_t stream)
+{
+    const size_t HS = C / NH;
+    const float scale = (float)(1 / sqrt((double)HS));
+    delta_check(HS, form);
+    WITH_HEAD(HS, LAUNCH(recurrent_backward_kernel<P>, B * NH, ROW_THREADS(P), 0, stream, dqkv,
+                         dbeta, dinitial, dout, dfinal, u, final, qkv, beta, work, (int)T, (int)NH,
+                         (int)HS, scale));
+}
+
+// ------------------------------------------------------------------------------------------------
+// [block] What stands around the recurrence: short convolution, SiLU, norms, SwiGLU.
+
+enum { WINDOW = 4, STRIP = 10 }; // positions the convolution sees; that a thread takes
+enum { CONV_SLICES = 128, NORM_SLICES = 128, NORM_ROWS = 8192, EACH = 4 };
+#define RMS_EPS 1e-6f
+
+// From [layers]:
+static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
+                                         int slices, size_t n, int rest_slices, size_t rest,
+                                         size_t part, size_t step);
+
+// sigmoid: 1 / (1 + exp(-x)); far out 0 or 1.
+static __device__ inline float sigmoid(float x)
+{
+    return 1 / (1 + exp2_fast(-LOG2E * x));
+}
+
+// silu: x sigmoid(x); *slope = its derivative.
+static __device__ inline float silu(float x, float *slope)
+{
+    const float p = sigmoid(x);
+    *slope = p * (1 + x * (1 - p));
+    return x * p;
+}
+
+// ---- from a row p (3C and b) to q, k, v and beta: a head is K VEC channels in each of G lanes, a
+// power of two, and a warp has 32 / G heads of q, k and v
+
+// What these kernels are told. P: channels of a row of p: 3C, then b, then zeros; `first`: the head
+// of 3 NH that SiLU starts at; lanes: G. `parts` warps take a row, `strips` a sequence.
+typedef struct {
+    int T, NH, HS, P, first, lanes, vec;
+    float range; // the largest beta
+    size_t parts, strips;
+} Shape;
+
+// Where a thread's channels are: its head of 3 NH; the first channel; how many of its K groups of
+// VEC, G VEC apart, lie in the head.
+typedef struct {
+    int head, channel, groups;
+} Place;
+
+// place_of: see Place; `part`: which heads the warp has.
+template <int VEC> static __device__ inline Place place_of(Shape s, size_t part)
+{
+    const int lane = threadIdx.x % WARP, j = lane % s.lanes;
+    const int head = (int)part * (WARP / s.lanes) + lane / s.lanes, left = s.HS - VEC * j;
+    const int groups = (left + VEC * s.lanes - 1) / (VEC * s.lanes);
+    return {head, head * s.HS + VEC * j, head < 3 * s.NH && left > 0 ? groups : 0};
+}
+
+// channels_load: the thread's channels of a row, 0 where it has none and for NULL.
+template <int VEC, int K>
+static __device__ inline void channels_load(float (&to)[K * VEC], const floatX *__restrict__ row,
+                                            Place place, int lanes)
+{
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        Pack<floatX, VEC> v = {};
+        if (row && k < place.groups)
+            v = *(const Pack<floatX, VEC> *)(row + place.channel + k * VEC * lanes);
+        for (int i = 0; i < VEC; i++)
+            to[k * VEC + i] = (float)v.v[i];
+    }
+}
+
+// channels_store: row = the thread's channels.
+template <int VEC, int K>
+static __device__ inline void channels_store(floatX *row, const float (&x)[K * VEC], Place place,
+                                             int lanes)
+{
+#pragma unroll
+    for (int k = 0; k < K; k++) {
+        Pack<floatX, VEC> v;
+        for (int i = 0; i < VEC; i++)
+            v.v[i] = (floatX)x[k * VEC + i];
+        if (k < place.groups)
+            *(Pack<floatX, VEC> *)(row + place.channel + k * VEC * lanes) = v;
+    }
+}
+
+// weights_load: the convolution's weights (3C,4) of the thread's channels; 1 for the row itself
+// where there is none.
+template <int VEC, int K>
+static __device__ inline void weights_load(float (&to)[WINDOW][K * VEC], const float *conv_w,
+                                           Place place, int lanes)
+{
+#pragma unroll
+    for (int i = 0; i < K * VEC; i++) {
+        const int c = place.channel + i / VEC * VEC * lanes + i % VEC;
+        for (int w = 0; w < WINDOW; w++)
+            to[w][i] = i / VEC >= place.groups ? 0 : conv_w ? conv_w[c * WINDOW + w]
+                       : w == WINDOW - 1;
+    }
+}
+
+// head_sum: sum of x over the lanes of a head, to all of them.
+static __device__ inline float head_sum(float x, int lanes)
+{
+    for (int i = lanes / 2; i > 0; i /= 2)
+        x += __shfl_xor_sync(~0u, x, i);
+    return x;
+}
+
+// shift: x[w] = x[w + 1]; the last stays.
+template <int E> static __device__ inline void shift(float (&x)[WINDOW][E])
+{
+#pragma unroll
+    for (int i = 0; i < E; i++)
+        for (int w = 0; w + 1 < WINDOW; w++)
+            x[w][i] = x[w + 1][i];
+}
+
+// activate: a = SiLU, or nothing, of what the convolution makes of the window x; slope (NULL: not
+// asked for).
+template <int E>
+static __device__ inline void activate(float (&a)[E], float *slope, const float (&x)[WINDOW][E],
+                                       const float (&weight)[WINDOW][E], bool with_silu)
+{
+#pragma unroll
+    for (int i = 0; i < E; i++) {
+        float z = 0, s = 1;
+        for (int w = 0; w < WINDOW; w++)
+            z += weight[w][i] * x[w][i];
+        a[i] = with_silu ? silu(z, &s) : z;
+        if (slope)
+            slope[i] = s;
+    }
+}
+
+// activate_forward_kernel: a warp takes STRIP positions and 32 / G heads, the window of p in
+// registers. See activate_forward.
+template <int VEC, int K>
+static __global__ void activate_forward_kernel(floatX *__restrict__ qkv, float *__restrict__ beta,
+                                               floatX *window, const floatX *__restrict__ p,
+                                               const float *__restrict__ conv_w, Shape s,
+                                               size_t B)
+{
+    const size_t task = row_of_warp(), strip = task / s.parts, b = strip / s.strips;
+    const int t0 = (int)(strip % s.strips) * STRIP, C3 = 3 * s.NH * s.HS, lane = threadIdx.x % WARP;
+    if (b >= B)
+        return;
+    const Place place = place_of<VEC>(s, task % s.parts);
+    float x[WINDOW][K * VEC], weight[WINDOW][K * VEC], a[K * VEC];
+    const int h = place.head - 2 * s.NH; // of v
+    p += b * s.T * s.P;
+    qkv += b * s.T * C3;
+    beta += b * s.T * s.NH;
+    weights_load<VEC, K>(weight, conv_w, place, s.lanes);
+#pragma unroll
+    for (int w = 0; w < WINDOW - 1; w++) {
+        const int t = t0 + w - (WINDOW - 1);
+        const floatX *before = window ? window + (b * (WINDOW - 1) + w) * C3 : NULL;
+        channels_load<VEC, K>(x[w + 1], t < 0 ? before : p + (size_t)t * s.P, place, s.lanes);
+    }
+#pragma unroll
+    for (int i = 0; i < STRIP; i++) {
+        const int t = t0 + i;
+        const bool inside = t < s.T;
+        float squares = 0;
+        shift(x);
+        channels_load<VEC, K>(x[WINDOW - 1], inside ? p + (size_t)t * s.P : NULL, place, s.lanes);
+        activate(a, NULL, x, weight, place.head >= s.first);
+#pragma unroll
+        for (int j = 0; j < K * VEC; j++)
+            squares += a[j] * a[j];
+        squares = head_sum(squares, s.lanes);
+        const float r = h < 0 ? rsqrtf(squares + RMS_EPS) : 1;
+#pragma unroll
+        for (int j = 0; j < K * VEC; j++)
+            a[j] *= r;
+        if (inside)
+            channels_store<VEC, K>(qkv + (size_t)t * C3, a, place, s.lanes);
+        if (inside && h >= 0 && h < s.NH && lane % s.lanes == 0)
+            beta[(size_t)t * s.NH + h] = s.range * sigmoid((float)p[(size_t)t * s.P + C3 + h]);
+        if (window && t == s.T - 1)
+            for (int w = 0; w < WINDOW - 1; w++)
+                channels_store<VEC, K>(window + (b * (WINDOW - 1) + w) * C3, x[w + 1], place,
+                                       s.lanes);
+    }
+}
+
+// activate_backward_kernel: a block takes 32 / G heads and every `slices`-th eight strips, a warp
+// each: dp =, and partial (slices,3C,4) = its sum for the weights. The gradient of a row is due
+// three rows later, so that strips overlap by three. See activate_backward.
+template <int VEC, int K>
+static __global__ void activate_backward_kernel(floatX *__restrict__ dp, float *partial,
+                                                const floatX *__restrict__ dqkv,
+                                                const float *__restrict__ dbeta,
+                                                const floatX *__restrict__ p,
+                                                const float *__restrict__ beta,
+                                                const float *__restrict__ conv_w, Shape s,
+                                                size_t B, size_t slices)
+{
+    enum { E = K * VEC };
+    __shared__ float sums[ROW_WARPS][WARP * E * WINDOW];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, C3 = 3 * s.NH * s.HS;
+    const int lag = conv_w ? WINDOW - 1 : 0;
+    const size_t slice = blockIdx.x / s.parts, end = B * s.strips;
+    const Place place = place_of<VEC>(s, blockIdx.x % s.parts);
+    const int h = place.head - 2 * s.NH;
+    float x[WINDOW][E], dz[WINDOW][E], weight[WINDOW][E], dweight[WINDOW][E] = {}, a[E], slope[E];
+    weights_load<VEC, K>(weight, conv_w, place, s.lanes);
+    for (size_t strip = slice * ROW_WARPS + warp; strip < end; strip += slices * ROW_WARPS) {
+        const int t0 = (int)(strip % s.strips) * STRIP;
+        const size_t row0 = strip / s.strips * s.T;
+#pragma unroll
+        for (int w = 0; w < WINDOW; w++) {
+            const int t = t0 + w - WINDOW;
+            channels_load<VEC, K>(x[w], t < 0 ? NULL : p + (row0 + t) * s.P, place, s.lanes);
+            for (int i = 0; i < E; i++)
+                dz[w][i] = 0;
+        }
+#pragma unroll 2
+        for (int k = 0; k < STRIP + WINDOW - 1; k++) {
+            const int t = t0 + k, due = t - lag;
+            const bool inside = t < s.T, own = k < STRIP && inside;
+            float squares = 0, dot = 0;
+            shift(x);
+            shift(dz);
+            channels_load<VEC, K>(x[WINDOW - 1], inside ? p + (row0 + t) * s.P : NULL, place,
+                                  s.lanes);
+            channels_load<VEC, K>(dz[WINDOW - 1], inside ? dqkv + (row0 + t) * C3 : NULL, place,
+                                  s.lanes);
+            activate(a, slope, x, weight, place.head >= s.first);
+#pragma unroll
+            for (int i = 0; i < E; i++) {
+                squares += a[i] * a[i];
+                dot += a[i] * dz[WINDOW - 1][i];
+            }
+            squares = head_sum(squares, s.lanes);
+            dot = head_sum(dot, s.lanes);
+            const float r = h < 0 ? rsqrtf(squares + RMS_EPS) : 1, sum = h < 0 ? r * r * dot : 0;
+#pragma unroll
+            for (int i = 0; i < E; i++) {
+                dz[WINDOW - 1][i] = r * (dz[WINDOW - 1][i] - a[i] * sum) * slope[i];
+                a[i] = lag ? 0 : dz[WINDOW - 1][i]; // from here on: the gradient that is due
+                for (int w = 0; w < WINDOW && lag; w++) {
+                    a[i] += weight[w][i] * dz[WINDOW - 1 - w][i];
+                    dweight[w][i] += own ? dz[WINDOW - 1][i] * x[w][i] : 0;
+                }
+            }
+            if (due >= t0 && due < min(t0 + STRIP, s.T))
+                channels_store<VEC, K>(dp + (row0 + due) * s.P, a, place, s.lanes);
+            const size_t row = row0 + t;
+            for (int i = h; own && h >= 0 && i < s.P - C3 && lane % s.lanes == 0; i += s.NH) {
+                const float y = i < s.NH ? beta[row * s.NH + h] : 0; // beyond b: 0
+                const float d = i < s.NH ? dbeta[row * s.NH + h] : 0;
+                dp[row * s.P + C3 + i] = (floatX)(d * y * (1 - y / s.range));
+            }
+        }
+    }
+    if (!lag)
+        return;
+    for (int i = 0; i < E * WINDOW; i++)
+        sums[warp][lane * E * WINDOW + i] = dweight[i % WINDOW][i / WINDOW];
+    __syncthreads();
+    for (int j = warp; j < E * WINDOW; j += ROW_WARPS) {
+        const int e = j / WINDOW, c = place.channel + e / VEC * VEC * s.lanes + e % VEC;
+        float sum = 0;
+        for (int w = 0; w < ROW_WARPS; w++)
+            sum += sums[w][lane * E * WINDOW + j];
+        if (e / VEC < place.groups)
+            partial[(slice * C3 + c) * WINDOW + j % WINDOW] = sum;
+    }
+}
+
+// shape_of: see Shape; VEC is 4, K 1 where that divides a head of at most 128, else VEC 1, K 8.
+static Shape shape_of(size_t T, size_t C, size_t NH, size_t P, size_t first, float range)
+{
+    const size_t HS = C / NH, vec = HS % 4 == 0 && HS <= 4 * WARP ? 4 : 1;
+    size_t lanes = 1;
+    while (lanes < WARP && lanes * vec < HS)
+        lanes *= 2;
+    const size_t heads = WARP / lanes; // of a warp
+    return {(int)T, (int)NH, (int)HS, (int)P, (int)first, (int)lanes, (int)vec, range,
+            (3 * NH + heads - 1) / heads, (T + STRIP - 1) / STRIP};
+}
+
+// activate_forward: from p (N,P), rows of q, k and v side by side, b (NH), and zeros:
+//   qkv (N,3C) = SiLU(sum_w conv_w[c,w] p_{t-3+w}[c]), heads of q and k over sqrt(|.|^2 + 1e-6)
+//   beta (B,T,NH) = range sigmoid(b)
+// conv_w (3C,4), NULL: no convolution; SiLU from head `first` of 3 NH on. window (B,3,3C): the rows
+// before the first, which the last three replace: for T <= 10; NULL: zeros.
+static void activate_forward(floatX *qkv, float *beta, floatX *window, const floatX *p,
+                             const float *conv_w, size_t B, size_t T, size_t C, size_t NH, size_t P,
+                             size_t first, float range, cudaStream_t stream)
+{
+    const Shape s = shape_of(T, C, NH, P, first, range);
+    const size_t grid = (B * s.strips * s.parts + ROW_WARPS - 1) / ROW_WARPS;
+    if (s.vec == 4)
+        LAUNCH((activate_forward_kernel<4, 1>), grid, ROW_WARPS * WARP, 0, stream, qkv, beta,
+               window, p, conv_w, s, B);
+    else
+        LAUNCH((activate_forward_kernel<1, 8>), grid, ROW_WARPS * WARP, 0, stream, qkv, beta,
+               window, p, conv_w, s, B);
+}
+
+// activate_backward: dp (N,P) =, dconv_w (3C,4) += from dqkv (N,3C), dbeta (N,NH) and the forward's
+// p, beta, conv_w. partial (CONV_SLICES,3C,4): scratch. With y = r SiLU(z), r the factor of a head:
+// dSiLU = r (dy - y (y . dy)).
+static void activate_backward(floatX *dp, float *dconv_w, float *partial, const floatX *dqkv,
+                              const float *dbeta, const floatX *p, const float *beta,
+                              const float *conv_w, size_t B, size_t T, size_t C, size_t NH,
+                              size_t P, size_t first, float range, cudaStream_t stream)
+{
+    const Shape s = shape_of(T, C, NH, P, first, range);
+    const size_t warps = (B * s.strips + ROW_WARPS - 1) / ROW_WARPS, n = 3 * C * WINDOW;
+    const size_t slices = warps < CONV_SLICES ? warps : CONV_SLICES;
+    if (s.vec == 4)
+        LAUNCH((activate_backward_kernel<4, 1>), s.parts * slices, ROW_WARPS * WARP, 0, stream, dp,
+               partial, dqkv, dbeta, p, beta, conv_w, s, B, slices);
+    else
+        LAUNCH((activate_backward_kernel<1, 8>), s.parts * slices, ROW_WARPS * WARP, 0, stream, dp,
+               partial, dqkv, dbeta, p, beta, conv_w, s, B, slices);
+    if (conv_w)
+        LAUNCH(slices_sum_kernel, (n + ROW_WARPS * WARP - 1) / (ROW_WARPS * WARP), ROW_WARPS * WARP,
+               0, stream, dconv_w, NULL, partial, (int)slices, n, 0, 0, n, 0);
+}
+
+// ---- norms, SwiGLU
+
+// rmsnorm_forward_kernel: a warp a row.
+template <typename X>
+static __global__ void rmsnorm_forward_kernel(floatX *__restrict__ out, const X *__restrict__ x,
+                                              const float *__restrict__ weight, size_t N, int C)
+{
+    const size_t row = row_of_warp();
+    const int lane = threadIdx.x % WARP;
+    float squares = 0;
+    if (row >= N)
+        return;
+    out += row * C;
+    x += row * C;
+#pragma unroll 4
+    for (int c = lane; c < C; c += WARP)
+        squares += (float)x[c] * (float)x[c];
+    const float r = rsqrtf(warp_sum(squares) / (float)C + RMS_EPS);
+#pragma unroll 4
+    for (int c = lane; c < C; c += WARP)
+        out[c] = (floatX)((float)x[c] * r * weight[c]);
+}
+
+// rmsnorm_forward: out (N,C) = weight x / sqrt(mean(x^2) + 1e-6), rows of x (N,C), weight (C).
+template <typename X>
+static void rmsnorm_forward(floatX *out, const X *x, const float *weight, size_t N, size_t C,
+                            cudaStream_t stream)
+{
+    LAUNCH(rmsnorm_forward_kernel<X>, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
+           out, x, weight, N, (int)C);
+}
+
+// rmsnorm_backward_kernel: a block takes K rows, a warp every eighth: dx, and partial (slices,C) =
+// the block's sum of dout x r. With d = dout weight: dx += (first: =) r (d - x r^2 mean(d x)).
+template <typename X>
+static __global__ void rmsnorm_backward_kernel(floatX *__restrict__ dx, float *partial,
+                                               const floatX *__restrict__ dout,
+                                               const X *__restrict__ x,
+                                               const float *__restrict__ weight, size_t N,
+                                               size_t K, int C, int first)
+{
+    extern __shared__ float factor[]; // (K): r of each row
+    __shared__ float sums[ROW_WARPS][WARP];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const size_t row0 = blockIdx.x * K;
+    const int rows = row0 < N ? (int)min(K, N - row0) : 0;
+    dx += row0 * C;
+    dout += row0 * C;
+    x += row0 * C;
+#pragma unroll 4
+    for (int n = warp; n < rows; n += ROW_WARPS) {
+        const size_t at = (size_t)n * C;
+        float squares = 0, dot = 0;
+        for (int c = lane; c < C; c += WARP) {
+            squares += (float)x[at + c] * (float)x[at + c];
+            dot += (float)dout[at + c] * weight[c] * (float)x[at + c];
+        }
+        const float r = rsqrtf(warp_sum(squares) / (float)C + RMS_EPS);
+        const float mean = r * r * warp_sum(dot) / (float)C;
+        for (int c = lane; c < C; c += WARP) {
+            const float d = r * ((float)dout[at + c] * weight[c] - (float)x[at + c] * mean);
+            dx[at + c] = (floatX)(first ? d : (float)dx[at + c] + d);
+        }
+        if (lane == 0)
+            factor[n] = r;
+    }
+    __syncthreads();
+    for (int c0 = 0; c0 < C; c0 += WARP) {
+        const int c = c0 + lane;
+        float sum = 0;
+#pragma unroll 8
+        for (int n = warp; n < rows; n += ROW_WARPS)
+            sum += c < C ? (float)dout[(size_t)n * C + c] * (float)x[(size_t)n * C + c] * factor[n]
+                         : 0;
+        sums[warp][lane] = sum;
+        __syncthreads();
+        for (int w = 1; w < ROW_WARPS && warp == 0; w++)
+            sum += sums[w][lane];
+        if (warp == 0 && c < C)
+            partial[(size_t)blockIdx.x * C + c] = sum;
+        __syncthreads();
+    }
+}
+
+// norm_slices: slices of the sum for a norm's weight, over N rows.
+static size_t norm_slices(size_t N)
+{
+    const size_t n = (N + NORM_ROWS - 1) / NORM_ROWS;
+    return n > NORM_SLICES ? n : NORM_SLICES;
+}
+
+// rmsnorm_backward: dx (N,C) += (first: =), dweight (C) += from dout (N,C) and the forward's x and
+// weight. partial (norm_slices,C): scratch.
+template <typename X>
+static void rmsnorm_backward(floatX *dx, float *dweight, float *partial, const floatX *dout,
+                             const X *x, const float *weight, size_t N, size_t C, int first,
+                             cudaStream_t stream)
+{
+    const size_t slices = norm_slices(N), K = (N + slices - 1) / slices;
+    LAUNCH(rmsnorm_backward_kernel<X>, slices, ROW_WARPS * WARP, K * sizeof(float), stream, dx,
+           partial, dout, x, weight, N, K, (int)C, first);
+    LAUNCH(slices_sum_kernel, (C + ROW_WARPS * WARP - 1) / (ROW_WARPS * WARP), ROW_WARPS * WARP, 0,
+           stream, dweight, NULL, partial, (int)slices, C, 0, 0, C, 0);
+}
+
+// swiglu_kernel: VEC neighbours a thread: out (N,H) = SiLU(g) y; with dout: out (N,2H) = dgu.
+template <int VEC>
+static __global__ void swiglu_kernel(floatX *__restrict__ out, const floatX *__restrict__ dout,
+                                     const floatX *__restrict__ gu, size_t n, size_t H)
+{
+    typedef Pack<floatX, VEC> Each;
+    const size_t i = (blockIdx.x * (size_t)blockDim.x + threadIdx.x) * VEC;
+    const size_t at = i / H * 2 * H + i % H; // of g; y stands H behind it
+    if (i >= n)
+        return;
+    Each g = *(const Each *)(gu + at), y = *(const Each *)(gu + at + H), d = {};
+    if (dout)
+        d = *(const Each *)(dout + i);
+#pragma unroll
+    for (int k = 0; k < VEC; k++) {
+        float slope;
+        const float a = silu((float)g.v[k], &slope), y_k = (float)y.v[k], d_k = (float)d.v[k];
+        g.v[k] = (floatX)(dout ? d_k * y_k * slope : a * y_k);
+        y.v[k] = (floatX)(d_k * a);
+    }
+    if (dout) {
+        *(Each *)(out + at) = g;
+        *(Each *)(out + at + H) = y;
+    } else
+        *(Each *)(out + i) = g;
+}
+
+// swiglu_backward: dgu (N,2H) = from dout (N,H) and the forward's gu; without dout: see
+// swiglu_forward.
+static void swiglu_backward(floatX *dgu, const floatX *dout, const floatX *gu, size_t N, size_t H,
+                            cudaStream_t stream)
+{
+    const size_t n = N * H, each = ROW_WARPS * WARP * (H % EACH ? 1 : EACH);
+    if (H % EACH)
+        LAUNCH(swiglu_kernel<1>, (n + each - 1) / each, ROW_WARPS * WARP, 0, stream, dgu, dout, gu,
+               n, H);
+    else
+        LAUNCH(swiglu_kernel<EACH>, (n + each - 1) / each, ROW_WARPS * WARP, 0, stream, dgu, dout,
+               gu, n, H);
+}
+
+// swiglu_forward: out (N,H) = SiLU(g) y, g and y the halves of a row of gu (N,2H).
+static void swiglu_forward(floatX *out, const floatX *gu, size_t N, size_t H, cudaStream_t stream)
+{
+    swiglu_backward(out, NULL, gu, N, H, stream);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [layers] What every architecture here is made of.  (shared)
+
+// matmul_forward: out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), NULL for none.
+static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
+                           size_t N, size_t C, size_t OC, cudaStream_t stream)
+{
+    const Gemm g = {.out = out, .bias = bias, .x = inp, .y = weight, .type = FLOATX_TYPE,
+                    .in = FLOATX_TYPE, .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C,
+                    .ld_y = C};
+    gemm(&g, stream);
+}
+
+// matmul_residual: out (N,OC) = add (N,OC) + inp (N,C) weight (OC,C)^T + bias (OC) in fp32; add may
+// be out; add and bias NULL for none.
+static void matmul_residual(float *out, const float *add, const floatX *inp, const floatX *weight,
+                            const float *bias, size_t N, size_t C, size_t OC, cudaStream_t stream)
+{
+    const Gemm g = {.out = out, .add = add, .bias = bias, .x = inp, .y = weight, .type = CUDA_R_32F,
+                    .in = FLOATX_TYPE, .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C,
+                    .ld_y = C};
+    gemm(&g, stream);
+}
+
+// matmul_backward_input: dinp (N,C) = dout (N,OC) weight (OC,C).
+static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, size_t N,
+                                  size_t C, size_t OC, cudaStream_t stream)
+{
+    const Gemm g = {.out = dinp, .x = dout, .y = weight, .type = FLOATX_TYPE, .in = FLOATX_TYPE,
+                    .M = N, .N = C, .K = OC, .ld_out = C, .ld_x = OC, .ld_y = C};
+    gemm(&g, stream);
+}
+
+// Sums over all N rows are made in slices of them, and these then added in their order: those of
+// columns in COLUMN_SLICES, the multiprocessors of an H200.
+enum { SLICES = 16, TOKEN_SLICES = 512, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
+enum { COLUMN_SLICES = 132, BIAS_WARPS = 16, TOKENS_SHARED = 384, TOKEN_CHANNELS = 4 };
+
+// slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
+// power of two to 64, as long as all fit SLICES_MOST elements.
+static size_t slices_of(size_t N, size_t size)
+{
+    size_t n = 1;
+    while (n < SLICES && N % (2 * n) == 0 && 2 * n * size <= SLICES_MOST)
+        n *= 2;
+    return n;
+}
+
+// slices_sum_kernel: out += the sum of partial (slices,n), in order; part i of `part` elements is
+// i * step elements behind out. rest_out += that of (rest_slices,rest), which stands behind.
+static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
+                                         int slices, size_t n, int rest_slices, size_t rest,
+                                         size_t part, size_t step)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    const int count = i < n ? slices : rest_slices;
+    const size_t pitch = i < n ? n : rest;
+    float sum = 0;
+    if (i >= n + rest)
+        return;
+    partial += i < n ? i : slices * n + i - n;
+#pragma unroll 32
+    for (int k = 0; k < count; k++)
+        sum += partial[k * pitch];
+    *(i < n ? out + i / part * step + i % part : rest_out + i - n) += sum;
+}
+
+// slice_rows: how many of N rows are in this block's slice, from *first on. Blocks of one slice are
+// COLUMN_SLICES apart.
+static __device__ inline int slice_rows(size_t *first, size_t N)
+{
+    const size_t K = (N + COLUMN_SLICES - 1) / COLUMN_SLICES;
+    *first = blockIdx.x % COLUMN_SLICES * K;
+    return *first < N ? (int)min(K, N - *first) : 0;
+}
+
+// columns_sum: the row of this block's slice in partial (COLUMN_SLICES,OC) = what its WARPS warps
+// have of each column, summed; a lane has o .. o+VEC-1.
+template <int VEC, int WARPS>
+static __device__ inline void columns_sum(float *partial, const float sum[VEC], int o, int OC)
+{
+    __shared__ float sums[WARPS][WARP * VEC];
+    const int lane = threadIdx.x % WARP, first = o - lane * VEC;
+    __syncthreads(); // sums may still be read from the call before
+    for (int i = 0; i < VEC; i++)
+        sums[threadIdx.x / WARP][lane * VEC + i] = sum[i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < WARP * VEC && first + i < OC; i += WARPS * WARP) {
+        float total = 0;
+        for (int k = 0; k < WARPS; k++)
+            total += sums[k][i];
+        partial[(size_t)(blockIdx.x % COLUMN_SLICES) * OC + first + i] = total;
+    }
+}
+
+// bias_slices_kernel: partial (COLUMN_SLICES,OC) = column sums of each slice of x (N,OC), rows
+// `pitch` apart. A warp takes a row of 32 VEC columns.
+template <int VEC>
+static __global__ void bias_slices_kernel(float *partial, const floatX *__restrict__ x, size_t N,
+                                          int OC, size_t pitch)
+{
+    const int o = (blockIdx.x / COLUMN_SLICES * WARP + threadIdx.x % WARP) * VEC;
+    size_t first;
+    const int rows = slice_rows(&first, N);
+    float sum[VEC] = {};
+    x += first * pitch + (o < OC ? o : 0);
+#pragma unroll 8
+    for (int k = threadIdx.x / WARP; k < rows; k += BIAS_WARPS) {
+        const Pack<floatX, VEC> v = *(const Pack<floatX, VEC> *)(x + k * pitch);
+        for (int i = 0; i < VEC; i++)
+            sum[i] += (float)v.v[i];
+    }
+    columns_sum<VEC, BIAS_WARPS>(partial, sum, o, OC);
+}
+
+// weight_scratch: elements of scratch that matmul_backward_weight needs for n weights, OC biases.
+static size_t weight_scratch(size_t N, size_t n, size_t OC)
+{
+    return slices_of(N, n) * n + COLUMN_SLICES * OC;
+}
+
+// matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart;
+// this for `parts` of OC columns each of dout, their gradients `step` elements apart; dbias (OC),
+// NULL for none, += the column sums of the first part. partial (weight_scratch): scratch.
+static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
+                                   const floatX *dout, const floatX *inp, size_t N, size_t C,
+                                   size_t OC, size_t pitch, size_t parts, cudaStream_t stream)
+{
+    const size_t n = parts * OC * C, rest = dbias ? OC : 0, slices = slices_of(N, n);
+    const size_t vec = (OC | pitch) % 8 || (uintptr_t)dout % (8 * sizeof(floatX)) ? 1 : 8;
+    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * COLUMN_SLICES;
+    const Gemm g = {.out = partial, .x = dout, .y = inp, .type = CUDA_R_32F, .in = FLOATX_TYPE,
+                    .x_t = 1, .M = parts * OC, .N = C, .K = N / slices, .ld_out = C,
+                    .ld_x = pitch, .ld_y = C, .batch = slices, .out_step = n,
+                    .x_step = N / slices * pitch, .y_step = N / slices * C};
+    gemm(&g, stream);
+    if (dbias && vec == 8)
+        LAUNCH(bias_slices_kernel<8>, grid, BIAS_WARPS * WARP, 0, stream, partial + slices * n,
+               dout, N, (int)OC, pitch);
+    else if (dbias)
+        LAUNCH(bias_slices_kernel<1>, grid, BIAS_WARPS * WARP, 0, stream, partial + slices * n,
+               dout, N, (int)OC, pitch);
+    LAUNCH(slices_sum_kernel, (n + rest + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+           stream, dweight, dbias, partial, (int)slices, n, COLUMN_SLICES, rest, OC * C, step);
+}
+
+// normalize_forward_kernel: a warp a row.
+template <int WIDTH>
+static __global__ void normalize_forward_kernel(floatX *out, float *rstd, const float *x, size_t N,
+                                                int C)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
+    if (row >= N)
+        return;
+    const Moments m = row_moments<float, WIDTH>(x + row * n, n, EPS);
+#pragma unroll
+    for (int c = lane; c < n; c += WARP)
+        out[row * n + c] = (floatX)((x[row * n + c] - m.mean) * m.rstd);
+    if (lane == 0)
+        rstd[row] = m.rstd;
+}
+
+// normalize_forward: out (N,C) = (x - mean) rstd for every row of x (N,C), rstd (N) = 1 / sqrt(var
+// + 1e-8); biased variance, nothing learned.
+static void normalize_forward(floatX *out, float *rstd, const float *x, size_t N, size_t C,
+                              cudaStream_t stream)
+{
+    LAUNCH_ROWS(normalize_forward_kernel, N, C, stream, out, rstd, x, N, (int)C);
+}
+
+// normalize_backward_kernel: a warp a row.
+template <int WIDTH>
+static __global__ void normalize_backward_kernel(floatX *dx, const floatX *dout, size_t pitch,
+                                                 const floatX *__restrict__ out, const float *rstd,
+                                                 size_t N, int C, int first)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
+    float sum = 0, dot = 0, kept[WIDTH / WARP + 1]; // of dout, where the loops unroll
+    if (row >= N)
+        return;
+    dx += row * pitch;
+    dout += row * pitch;
+    out += row * n;
+#pragma unroll
+    for (int c = lane; c < n; c += WARP) {
+        const float g = (float)dout[c];
+        sum += g;
+        dot += g * (float)out[c];
+        if (WIDTH)
+            kept[c / WARP] = g;
+    }
+    sum = warp_sum(sum) / (float)n;
+    dot = warp_sum(dot) / (float)n;
+    const float factor = rstd[row];
+#pragma unroll
+    for (int c = lane; c < n; c += WARP) {
+        const float g = WIDTH ? kept[c / WARP] : (float)dout[c];
+        const float d = factor * (g - sum - (float)out[c] * dot);
+        dx[c] = (floatX)(first ? d : (float)dx[c] + d);
+    }
+}
+
+// normalize_backward: dx (N,C) += (first: =) the gradient of x from dout (N,C) and what the forward
+// wrote; rows of dx and dout are `pitch` apart, and with `first` dx may be dout.
+static void normalize_backward(floatX *dx, const floatX *dout, size_t pitch, const floatX *out,
+                               const float *rstd, size_t N, size_t C, int first,
+                               cudaStream_t stream)
+{
+    LAUNCH_ROWS(normalize_backward_kernel, N, C, stream, dx, dout, pitch, out, rstd, N, (int)C,
+                first);
+}
+
+// embed_forward_kernel: a warp a token.
+template <int WIDTH>
+static __global__ void embed_forward_kernel(float *out, const int *tokens, const float *wte,
+                                            const float *wpe, size_t N, size_t T, int C)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : C;
+    if (row >= N)
+        return;
+    wte += (size_t)tokens[row] * n;
+    wpe = wpe ? wpe + row % T * n : NULL;
+#pragma unroll
+    for (int c = threadIdx.x % WARP; c < n; c += WARP)
+        out[row * n + c] = wte[c] + (wpe ? wpe[c] : 0);
+}
+
+// embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C), NULL for
+// none.
+static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
+                          size_t B, size_t T, size_t C, cudaStream_t stream)
+{
+    LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
+}
+
+// token_slices: in how many slices of tokens embed_backward sums where V is small, else 0.
+static size_t token_slices(size_t V, size_t C)
+{
+    size_t n = TOKEN_SLICES;
+    while (n > 1 && n * V * C > SLICES_MOST)
+        n /= 2;
+    return V <= TOKENS_SHARED ? n : 0;
+}
+
+// embed_token_kernel: a warp takes a slice of tokens and 32 channels, a lane one channel: partial
+// (slices,V,C) = the slice's sums of dout by token. They are made in shared memory (V,32).
+static __global__ void embed_token_kernel(float *partial, const floatX *__restrict__ dout,
+                                          const int *__restrict__ tokens, size_t N, int V, int C,
+                                          int slices)
+{
+    extern __shared__ float sums[];
+    const int lane = threadIdx.x, slice = blockIdx.x % slices,
+              c = blockIdx.x / slices * WARP + lane;
+    const size_t size = (N + slices - 1) / slices, end = min((slice + 1) * size, N);
+    if (c >= C)
+        return;
+    for (int v = 0; v < V; v++)
+        sums[v * WARP + lane] = 0;
+#pragma unroll 8
+    for (size_t n = slice * size; n < end; n++)
+        sums[tokens[n] * WARP + lane] += (float)dout[n * C + c];
+    for (int v = 0; v < V; v++)
+        partial[((size_t)slice * V + v) * C + c] = sums[v * WARP + lane];
+}
+
+// embed_order_kernel: order (N) = the positions sorted by token, those of one token in their order.
+// A thread has one and counts what comes before it.
+static __global__ void embed_order_kernel(int *order, const int *tokens, size_t N)
+{
+    __shared__ __align__(16) int tile[SLICE_THREADS];
+    const size_t first = blockIdx.x * (size_t)SLICE_THREADS, n = first + threadIdx.x;
+    int less = 0, token = tokens[min(n, N - 1)];
+    for (size_t m = 0; m < N; m += SLICE_THREADS) {
+        __syncthreads(); // the tile may still be read
+        tile[threadIdx.x] = m + threadIdx.x < N ? tokens[m + threadIdx.x] : INT_MAX;
+        __syncthreads();
+#pragma unroll 32
+        for (int i = 0; i < SLICE_THREADS; i++)
+            less += tile[i] < token + (m < first);
+        for (int i = 0; m == first && i < (int)threadIdx.x; i++)
+            less += tile[i] == token;
+    }
+    if (n < N)
+        order[less] = (int)n;
+}
+
+// embed_sum_kernel: a warp a place in `order` and 32 TOKEN_CHANNELS channels: where a token's
+// positions begin, dwte += dout of them all, in order.
+static __global__ void embed_sum_kernel(float *dwte, const floatX *__restrict__ dout,
+                                        const int *__restrict__ tokens,
+                                        const int *__restrict__ order, size_t N, int C, int groups)
+{
+    const size_t place = row_of_warp() / groups;
+    const int lane = threadIdx.x % WARP;
+    const int c0 = row_of_warp() % groups * WARP * TOKEN_CHANNELS + lane;
+    float sum[TOKEN_CHANNELS] = {};
+    if (place >= N)
+        return;
+    const int token = tokens[order[place]];
+    if (place && tokens[order[place - 1]] == token)
+        return;
+    for (size_t k = place, count = WARP; count == WARP; k += WARP) {
+        const bool same = k + lane < N && tokens[order[min(k + lane, N - 1)]] == token;
+        const unsigned others = ~__ballot_sync(~0u, same);
+        count = others ? __ffs(others) - 1 : WARP;
+#pragma unroll 8
+        for (size_t j = k; j < k + count; j++)
+            for (int i = 0; i < TOKEN_CHANNELS; i++)
+                sum[i] += c0 + WARP * i < C ? (float)dout[order[j] * (size_t)C + c0 + WARP * i] : 0;
+    }
+    for (int i = 0; i < TOKEN_CHANNELS && c0 + WARP * i < C; i++)
+        dwte[(size_t)token * C + c0 + WARP * i] += sum[i];
+}
+
+// embed_position_kernel: a thread owns one element of dwpe (T,C) and adds over the batch.
+static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, size_t B,
+                                             size_t n)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    float sum = 0;
+    if (i >= n)
+        return;
+#pragma unroll 8
+    for (size_t b = 0; b < B; b++)
+        sum += (float)dout[b * n + i];
+    dwpe[i] += sum;
+}
+
+// embed_backward: dwte (V,C) +=, dwpe (T,C), NULL for none, += from dout (B,T,C). Threads own
+// channels, and the places of a token are added in order, so that repeated tokens neither race nor
+// change a sum. With a large vocabulary they are sorted first, in (B T)^2 comparisons. partial:
+// scratch, (B,T) then, else (token_slices,V,C).
+static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
+                           const int *tokens, size_t B, size_t T, size_t V, size_t C,
+                           cudaStream_t stream)
+{
+    const size_t slices = token_slices(V, C), N = B * T;
+    const size_t groups = (C + WARP * TOKEN_CHANNELS - 1) / (WARP * TOKEN_CHANNELS);
+    if (slices) {
+        LAUNCH(embed_token_kernel, (C + WARP - 1) / WARP * slices, WARP, V * WARP * sizeof(float),
+               stream, partial, dout, tokens, N, (int)V, (int)C, (int)slices);
+        LAUNCH(slices_sum_kernel, (V * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+               stream, dwte, NULL, partial, (int)slices, V * C, 0, 0, V * C, 0);
+    } else {
+        LAUNCH(embed_order_kernel, (N + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+               stream, (int *)partial, tokens, N);
+        LAUNCH(embed_sum_kernel, (N * groups + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0,
+               stream, dwte, dout, tokens, (const int *)partial, N, (int)C, (int)groups);
+    }
+    if (dwpe)
+        LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+               stream, dwpe, dout, B, T * C);
+}
+
+// A part of a row of logits: the largest, of equals the lowest index, sum of exp(logit - top).
+typedef struct {
+    float top, sum;
+    int best;
+} Peak;
+
+// peak_of_warp: of the parts that the lanes have, to all of them.
+static __device__ inline Peak peak_of_warp(Peak a)
+{
+    for (int i = WARP / 2; i > 0; i /= 2) {
+        const Peak b = {__shfl_xor_sync(~0u, a.top, i), __shfl_xor_sync(~0u, a.sum, i),
+                        __shfl_xor_sync(~0u, a.best, i)};
+        const Peak high = b.top > a.top || (b.top == a.top && b.best < a.best) ? b : a;
+        a.sum = a.sum > 0 ? a.sum * exp2_fast(LOG2E * (a.top - high.top)) : a.sum;
+        a.sum += b.sum > 0 ? b.sum * exp2_fast(LOG2E * (b.top - high.top)) : b.sum;
+        a = {high.top, a.sum, high.best};
+    }
+    return a;
+}
+
+// crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row
+// has a block, and is still in the caches when it is read again, from the end.
+template <int WARPS>
+static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * WARP)
+    crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
+                        const float *__restrict__ logits, const int *targets,
+                        const StepInput *step, size_t N, int V, int pitch)
+{
+    enum { STRIDE = 4 * WARPS * WARP };
+    __shared__ Peak peaks[WARP];
+    const size_t row = WARPS > 1 ? blockIdx.x : row_of_warp();
+    const int i = threadIdx.x % (WARPS * WARP), lane = threadIdx.x % WARP;
+    if (row >= N)
+        return;
+    const float *x = logits + row * pitch;
+    Peak peak = {-INFINITY, 0, min(4 * i, V)};
+#pragma unroll 4
+    for (int v = 4 * i; v < V; v += STRIDE) {
+        Pack<float, 4> y = *(const Pack<float, 4> *)(x + v);
+        const float before = peak.top;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            y.v[k] = v + k < V ? y.v[k] : -INFINITY;
+            peak.best = y.v[k] > peak.top ? v + k : peak.best;
+            peak.top = y.v[k] > peak.top ? y.v[k] : peak.top;
+        }
+        peak.sum *= exp2_fast(LOG2E * (before - peak.top)); // at first 0 times 0
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            peak.sum += exp2_fast(LOG2E * (y.v[k] - peak.top));
+    }
+    peak = peak_of_warp(peak);
+    if (WARPS > 1) {
+        if (lane == 0)
+            peaks[threadIdx.x / WARP] = peak;
+        __syncthreads();
+        peak = peak_of_warp(peaks[lane]);
+    }
+    const int target = targets[row];
+    if (i == 0) {
+        losses[row] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
+        predictions[row] = peak.best;
+    }
+    const float unit = target == IGNORE ? 0 : (float)step->unit, factor = unit / peak.sum;
+#pragma unroll 4
+    for (int v = (pitch - 4) / STRIDE * STRIDE + 4 * i; v >= 0; v -= STRIDE) {
+        if (v >= pitch)
+            continue;
+        const Pack<float, 4> y = *(const Pack<float, 4> *)(x + v);
+        Pack<floatX, 4> d;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float p = v + k < V ? factor * exp2_fast(LOG2E * (y.v[k] - peak.top)) : 0;
+            d.v[k] = (floatX)(p - (v + k == target ? unit : 0));
+        }
+        *(Pack<floatX, 4> *)(dlogits + row * pitch + v) = d;
+    }
+}
+
+// loss_kernel: result->loss = (after the first batch of an update: +=) the sum of losses (N) times
+// step->unit, in one block.
+static __global__ void loss_kernel(StepResult *result, const float *losses, const StepInput *step,
+                                   size_t N)
+{
+    double sum = 0;
+    for (size_t n = threadIdx.x; n < N; n += blockDim.x)
+        sum += losses[n];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        result->loss = (step->first ? 0 : result->loss) + sum * step->unit;
+}
+
+// crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
+// predictions (N) = argmax; dlogits (N,V) = the gradient (softmax - onehot) step->unit of the loss;
+// result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (N,V)
+// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N).
+static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepResult *result,
+                         const float *logits, const int *targets, const StepInput *step, size_t N,
+                         size_t V, size_t pitch, cudaStream_t stream)
+{
+    if (V >= 4096)
+        LAUNCH(crossentropy_kernel<WARP>, N, WARP * WARP, 0, stream, losses, predictions, dlogits,
+               logits, targets, step, N, (int)V, (int)pitch);
+    else
+        LAUNCH(crossentropy_kernel<1>, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
+               losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
+    LAUNCH(loss_kernel, 1, 1024, 0, stream, result, losses, step, N);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [optimizer] Gradient norm, AdamW.  (shared, ports train_causalrn.c[optimizer])
+
+enum { PIECE_THREADS = 256 }; // of a block, which has a piece of the weights
+
+// zero_kernel: clear x, all pieces.
+static __global__ void zero_kernel(float *x, const Piece *pieces)
+{
+    const Piece piece = pieces[blockIdx.x];
+    for (int i = threadIdx.x; i < piece.n; i += PIECE_THREADS)
+        x[piece.at + i] = 0;
+}
+
+// copy_kernel: the floatX copies of params.
+static __global__ void copy_kernel(const float *params, const Piece *pieces)
+{
+    const Piece piece = pieces[blockIdx.x];
+    for (int i = threadIdx.x; i < piece.n && piece.copy; i += PIECE_THREADS)
+        piece.copy[i] = (floatX)params[piece.at + i];
+}
+
+// squares_kernel: partials (pieces) = the sum of squares of each piece.
+static __global__ void squares_kernel(double *partials, const float *grads, const Piece *pieces)
+{
+    const Piece piece = pieces[blockIdx.x];
+    double sum = 0;
+    for (int i = threadIdx.x; i < piece.n; i += PIECE_THREADS)
+        sum += (double)grads[piece.at + i] * grads[piece.at + i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        partials[blockIdx.x] = sum;
+}
+
+// norm_kernel: result->loss times step->rescale, ->norm, ->scale (for that and for clipping to
+// `clip`, 0: never) and ->stopped, in one block.
+static __global__ void norm_kernel(StepResult *result, const double *partials,
+                                   const StepInput *step, size_t n, double clip)
+{
+    double sum = 0;
+    for (size_t i = threadIdx.x; i < n; i += blockDim.x)
+        sum += partials[i];
+    const double rescale = step->rescale, norm = rescale * sqrt(block_sum(sum));
+    if (threadIdx.x)
+        return;
+    result->loss *= rescale;
+    result->norm = norm;
+    result->scale = rescale * (clip > 0 && norm > clip ? clip / norm : 1);
+    if (!isfinite(norm) || !isfinite(result->loss))
+        result->stopped = 1; // for good: the host will name the first such step
+}
+
+// gradient_norm: root of the sum of squares over all tensors, in double.
+static void gradient_norm(StepResult *result, const Arena *grads, const Pieces *p,
+                          const StepInput *step, double clip, cudaStream_t stream)
+{
+    LAUNCH(squares_kernel, p->n, PIECE_THREADS, 0, stream, p->partials, (const float *)grads->base,
+           p->pieces);
+    LAUNCH(norm_kernel, 1, 1024, 0, stream, result, p->partials, step, p->n, clip);
+}
+
+typedef struct {
+    float beta1, beta2, rest1, rest2, eps, weight_decay;
+} Adam;
+
+// adamw_kernel: a block a piece.
+static __global__ void adamw_kernel(float *params, float *m, float *v, const float *grads,
+                                    const Piece *pieces, const StepInput *step,
+                                    const StepResult *result, Adam adam)
+{
+    const Piece piece = pieces[blockIdx.x];
+    const float rate = (float)(step->lr * piece.lr_scale), scale = (float)result->scale;
+    const float over_c1 = (float)step->over_c1, over_c2 = (float)step->over_c2, tiny = 1e-37f;
+    const float decay = piece.decay ? adam.weight_decay : 0;
+    if (result->stopped)
+        return;
+    for (int k = threadIdx.x; k < piece.n; k += PIECE_THREADS) {
+        const size_t i = piece.at + k;
+        const float g = scale * grads[i];
+        float m_i = adam.beta1 * m[i] + adam.rest1 * g;
+        float v_i = adam.beta2 * v[i] + adam.rest2 * g * g, p = params[i];
+        m[i] = m_i = fabsf(m_i) < tiny ? 0 : m_i;
+        v[i] = v_i = v_i < tiny ? 0 : v_i;
+        params[i] = p -= rate * (m_i * over_c1 / (sqrtf(v_i * over_c2) + adam.eps) + decay * p);
+        if (piece.copy)
+            piece.copy[k] = (floatX)p;
+    }
+}
+
+// adamw: one update of every tensor; gradients are first multiplied by grad_scale (clipping):
+//   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  n = step + 1,
+//   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p)
+// Moments below 1e-37, next to the denormals, which are slow, become 0.  [arXiv 1711.05101]
+static void adamw(Weights *w, const Training *t, const Pieces *p, const StepInput *step,
+                  const StepResult *result, cudaStream_t stream)
+{
+    const Adam adam = {(float)t->beta1, (float)t->beta2, (float)(1 - t->beta1),
+                       (float)(1 - t->beta2), (float)t->adam_eps, (float)t->weight_decay};
+    LAUNCH(adamw_kernel, p->n, PIECE_THREADS, 0, stream, (float *)w->params.base,
+           (float *)w->m.base, (float *)w->v.base, (const float *)w->grads.base, p->pieces, step,
+           result, adam);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [model] Tensors, forward, backward, decoding.  (ports train_deltanet.c[model])
+
+typedef struct {
+    int eigenvalues, layers, heads, channels, hidden, conv, qk_silu, form, task;
+    TaskOptions task_options;
+    Training training;
+} Config;
+
+typedef struct {
+    float *wte, *norm1_w, *qkv_w, *beta_w, *conv_w, *norm_o_w, *proj_w, *norm2_w, *gu_w, *down_w;
+    float *norm_w, *head_w;
+} Params;
+
+// What matrix products read, in floatX: in_w (L,P,C) is qkv_w, beta_w and rows of 0; head_w (Vp,C):
+// rows from V on 0.
+typedef struct {
+    floatX *in_w, *proj_w, *gu_w, *down_w, *head_w;
+} Copies;
+
+typedef struct {
+    float *x, *beta, *u, *S, *mid, *logits, *losses;
+    floatX *r1, *p, *b, *qkv, *o, *z, *r2, *gu, *h, *y;
+} Acts;
+
+// Gradients of one layer's activations, used again by every layer, and scratch.
+typedef struct {
+    float *partial, *dbeta, *work;
+    floatX *dx, *dr, *dqkv, *dp, *d_o, *dz, *dgu, *dh, *dlogits;
+} Dacts;
+
+// Decoding: what the layers remember, S of every head and the last inputs of the convolution;
+// tokens read, residual stream, logits.
+typedef struct {
+    floatX *window;
+    int *tokens;
+    float *S, *x, *logits;
+} Decoder;
+
+typedef struct {
+    Config config;
+    const Task *task;
+    size_t B, T, V, Vp, C, NH, H, L, P, decode_B, silu_from; // P: 3C + NH rounded up to eights
+    float range;                                             // the largest beta
+    Weights weights;      // the host's, for files
+    Params params, grads; // on the device, as all below
+    Device device;
+    Copies copies;
+    Acts acts;
+    Dacts dacts;
+    Decoder decoder;
+    DeviceArena copies_arena, acts_arena, dacts_arena, decoder_arena;
+    Batch batch;    // the one that model_forward sees next, or has seen
+    double loss;    // nats, mean over the supervised positions of the batch
+    double targets; // of the update's batches so far
+    float *decoded; // logits (decode_B,V) on the host
+} Model;
+
+// model_name: the word for this configuration in RESULT lines and run directories.
+static const char *model_name(const Config *c)
+{
+    return c->eigenvalues == SIGNED ? "signed" : "nonneg";
+}
+
+#define ROWS(table) table, sizeof(table) / sizeof *(table)
+#define DEVICE(name, element, type, field, ...) \
+    {ACTIVATION(name, type, field, __VA_ARGS__), sizeof(element), 0, 0}
+#define SPACED(name, element, pitch, shift, type, field, ...) \
+    {ACTIVATION(name, type, field, __VA_ARGS__), sizeof(element), pitch, shift}
+
+// hidden_size: of the MLP: --hidden, or 8/3 of the channels rounded up to a multiple of 256.
+static size_t hidden_size(const Config *c)
+{
+    return c->hidden ? (size_t)c->hidden : ((size_t)c->channels * 8 / 3 + 255) / 256 * 256;
+}
+
+// params_plan: the table of parameters; all decay, as the authors' do. Xavier's uniform numbers
+// have the gain 2^-2.5. A tensor whose first dimension is 0 does not exist.
+static void params_plan(Model *m)
+{
+    const size_t L = m->L, C = m->C, V = m->V, NH = m->NH, H = m->H, conv = m->config.conv ? L : 0;
+    const double std = 0.02, out_std = 0.02 / sqrt(2 * (double)L);
+    const double gain = pow(2, -2.5), square = gain * sqrt(3 / (double)C);
+    const double flat = gain * sqrt(6 / (double)(C + NH));
+    const Tensor params[] = {
+        {"wte", {V, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, wte)},
+        {"norm1_w", {L, C}, INIT_ONE, DECAY, 1, offsetof(Params, norm1_w)},
+        {"qkv_w", {L, 3 * C, C}, INIT_UNIFORM(square), DECAY, 1, offsetof(Params, qkv_w)},
+        {"beta_w", {L, NH, C}, INIT_UNIFORM(flat), DECAY, 1, offsetof(Params, beta_w)},
+        {"conv_w", {conv, 3 * C, WINDOW}, INIT_UNIFORM(0.5), DECAY, 1, offsetof(Params, conv_w)},
+        {"norm_o_w", {L, C / NH}, INIT_ONE, DECAY, 1, offsetof(Params, norm_o_w)},
+        {"proj_w", {L, C, C}, INIT_UNIFORM(square), DECAY, 1, offsetof(Params, proj_w)},
+        {"norm2_w", {L, C}, INIT_ONE, DECAY, 1, offsetof(Params, norm2_w)},
+        {"gu_w", {L, 2 * H, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, gu_w)},
+        {"down_w", {L, C, H}, INIT_NORMAL(out_std), DECAY, 1, offsetof(Params, down_w)},
+        {"norm_w", {C}, INIT_ONE, DECAY, 1, offsetof(Params, norm_w)},
+        {"head_w", {V, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, head_w)},
+    };
+    weights_plan(&m->weights, ROWS(params), sizeof(float));
+}
+
+// partial_size: elements of scratch for sums in slices: the largest of all that is summed so.
+static size_t partial_size(const Model *m)
+{
+    const size_t N = m->B * m->T, C = m->C, V = m->V, H = m->H;
+    const size_t sizes[] = {(3 * C + m->NH) * C, C * C, 2 * H * C, V * C};
+    const size_t others[] = {V > TOKENS_SHARED ? N : token_slices(V, C) * V * C, norm_slices(N) * C,
+                             norm_slices(N * m->NH) * (C / m->NH), CONV_SLICES * 3 * C * WINDOW};
+    size_t most = 0;
+    for (size_t i = 0; i < 4; i++) {
+        most = std::max(most, weight_scratch(N, sizes[i], 0));
+        most = std::max(most, others[i]);
+    }
+    return most;
+}
+
+// model_plan: sizes and tables for a configuration, no memory. The task decides T and V.
+static void model_plan(Model *m, const Config *config)
+{
+    memset(m, 0, sizeof *m);
+    m->config = *config;
+    m->task = &TASKS[config->task];
+    const TaskShape shape = m->task->shape(&config->task_options);
+    const size_t B = m->B = (size_t)config->training.batch_size, L = m->L = (size_t)config->layers;
+    const size_t T = m->T = shape.T, V = m->V = shape.V, C = m->C = (size_t)config->channels;
+    const size_t NH = m->NH = (size_t)config->heads, HS = C / NH, H = m->H = hidden_size(config);
+    const size_t D = m->decode_B = B < 32 ? B : 32, L_conv = config->conv ? L : 0;
+    const size_t Vp = m->Vp = (V + 31) / 32 * 32, P = m->P = (3 * C + NH + 7) / 8 * 8;
+    m->silu_from = config->conv || config->qk_silu ? 0 : 2 * NH;
+    m->range = (float)(1 + config->eigenvalues);
+    const DeviceTensor copies[] = {
+        DEVICE("in_w", floatX, Copies, in_w, L, P, C),
+        DEVICE("proj_w", floatX, Copies, proj_w, L, C, C),
+        DEVICE("gu_w", floatX, Copies, gu_w, L, 2 * H, C),
+        DEVICE("down_w", floatX, Copies, down_w, L, C, H),
+        DEVICE("head_w", floatX, Copies, head_w, Vp, C),
+    };
+    const DeviceTensor acts[] = { // names that the CPU has too are the same numbers
+        DEVICE("x", float, Acts, x, L + 1, B, T, C), DEVICE("r1", floatX, Acts, r1, L, B, T, C),
+        SPACED("p", floatX, P, 0, Acts, p, L, B, T, 3 * C),
+        SPACED("b", floatX, P, 3 * C, Acts, b, L, B, T, NH),
+        DEVICE("qkv", floatX, Acts, qkv, L, B, T, 3 * C),
+        DEVICE("beta", float, Acts, beta, L, B, T, NH), DEVICE("u", float, Acts, u, L, B, T, C),
+        DEVICE("S", float, Acts, S, L, B, NH, HS * HS), DEVICE("o", floatX, Acts, o, L, B, T, C),
+        DEVICE("z", floatX, Acts, z, L, B, T, C), DEVICE("mid", float, Acts, mid, L, B, T, C),
+        DEVICE("r2", floatX, Acts, r2, L, B, T, C), DEVICE("gu", floatX, Acts, gu, L, B, T, 2 * H),
+        DEVICE("h", floatX, Acts, h, L, B, T, H), DEVICE("y", floatX, Acts, y, B, T, C),
+        SPACED("logits", float, Vp, 0, Acts, logits, B, T, V),
+        DEVICE("losses", float, Acts, losses, B, T),
+    };
+    const DeviceTensor dacts[] = {
+        DEVICE("dx", floatX, Dacts, dx, B, T, C), DEVICE("dr", floatX, Dacts, dr, B, T, C),
+        DEVICE("dqkv", floatX, Dacts, dqkv, B, T, 3 * C), DEVICE("dp", floatX, Dacts, dp, B, T, P),
+        DEVICE("dbeta", float, Dacts, dbeta, B, T, NH), DEVICE("do", floatX, Dacts, d_o, B, T, C),
+        DEVICE("dz", floatX, Dacts, dz, B, T, C), DEVICE("dgu", floatX, Dacts, dgu, B, T, 2 * H),
+        DEVICE("dh", floatX, Dacts, dh, B, T, H),
+        DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
+        DEVICE("work", float, Dacts, work, delta_work(B, T, C, NH)),
+        DEVICE("partial", float, Dacts, partial, partial_size(m)),
+    };
+    const DeviceTensor decoder[] = {
+        DEVICE("S", float, Decoder, S, L, D, NH, HS * HS),
+        DEVICE("window", floatX, Decoder, window, L_conv, D, WINDOW - 1, 3 * C),
+        DEVICE("tokens", int, Decoder, tokens, D), DEVICE("x", float, Decoder, x, D, C),
+        DEVICE("logits", float, Decoder, logits, D, Vp),
+    };
+    params_plan(m);
+    device_plan(&m->copies_arena, "weights in " PRECISION_NAME, ROWS(copies));
+    device_plan(&m->acts_arena, "activations", ROWS(acts));
+    device_plan(&m->dacts_arena, "activation gradients", ROWS(dacts));
+    device_plan(&m->decoder_arena, "decoding state", ROWS(decoder));
+}
+
+// model_copies: which parameters have copies in floatX, and where.
+static void model_copies(Model *m)
+{
+    const size_t L = m->L, C = m->C, H = m->H, P = m->P;
+    const Params p = m->params;
+    const Copies c = m->copies;
+    const WeightCopy copies[] = {{p.qkv_w, c.in_w, 3 * C * C, P * C},
+                                 {p.beta_w, c.in_w + 3 * C * C, m->NH * C, P * C},
+                                 {p.proj_w, c.proj_w, L * C * C, 0},
+                                 {p.gu_w, c.gu_w, 2 * L * H * C, 0},
+                                 {p.down_w, c.down_w, L * C * H, 0},
+                                 {p.head_w, c.head_w, m->V * C, 0}};
+    device_pieces(&m->device, ROWS(copies));
+}
+
+// model_flops: floating-point operations of one update: per token 6 a weight but the embedding's,
+// and 22 HS a channel and layer in the recurrence, 6 of them forward.
+static double model_flops(const Model *m)
+{
+    const double weights = (double)arena_elements(&m->weights.params, "wte");
+    return (double)m->config.training.accumulate * (double)(m->B * m->T) *
+           (6 * weights + 22 * (double)(m->L * m->C * (m->C / m->NH)));
+}
+
+// layer_acts: the activations of layer l.
+static Acts layer_acts(const Model *m, size_t l)
+{
+    const size_t n = l * m->B * m->T, C = n * m->C, NH = n * m->NH, P = n * m->P, H = n * m->H;
+    const Acts *a = &m->acts;
+    return {.x = a->x + C, .beta = a->beta + NH, .u = a->u + C,
+            .S = a->S + l * m->B * m->C * (m->C / m->NH), .mid = a->mid + C, .r1 = a->r1 + C,
+            .p = a->p + P, .qkv = a->qkv + 3 * C, .o = a->o + C, .z = a->z + C, .r2 = a->r2 + C,
+            .gu = a->gu + 2 * H, .h = a->h + H};
+}
+
+// layer_params: the parameters of layer l, or their gradients.
+static Params layer_params(const Model *m, const Params *p, size_t l)
+{
+    const size_t C = l * m->C, w = C * m->C, H = C * m->H, HS = m->C / m->NH;
+    return {.norm1_w = p->norm1_w + C, .qkv_w = p->qkv_w + 3 * w,
+            .beta_w = p->beta_w + C * m->NH,
+            .conv_w = m->config.conv ? p->conv_w + 3 * C * WINDOW : NULL,
+            .norm_o_w = p->norm_o_w + l * HS, .proj_w = p->proj_w + w, .norm2_w = p->norm2_w + C,
+            .gu_w = p->gu_w + 2 * H, .down_w = p->down_w + H};
+}
+
+// layer_copies: the weights of layer l in floatX.
+static Copies layer_copies(const Model *m, size_t l)
+{
+    const Copies *c = &m->copies;
+    const size_t C = l * m->C;
+    return {c->in_w + C * m->P, c->proj_w + C * m->C, c->gu_w + 2 * C * m->H,
+            c->down_w + C * m->H, c->head_w};
+}
+
+// model_forward: fills acts, loss and the batch's predictions from its inputs and targets.
+static void model_forward(Model *m)
+{
+    const size_t B = m->B, T = m->T, C = m->C, NH = m->NH, H = m->H, L = m->L, P = m->P, N = B * T;
+    const Params all = m->params;
+    const Acts acts = m->acts;
+    const Device *device = &m->device;
+    cudaStream_t stream = device->stream;
+    embed_forward(acts.x, device->inputs, all.wte, NULL, B, T, C, stream);
+    for (size_t l = 0; l < L; l++) {
+        const Acts k = layer_acts(m, l);
+        const Params p = layer_params(m, &m->params, l);
+        const Copies w = layer_copies(m, l);
+        rmsnorm_forward(k.r1, k.x, p.norm1_w, N, C, stream);
+        matmul_forward(k.p, k.r1, w.in_w, NULL, N, C, P, stream);
+        activate_forward(k.qkv, k.beta, NULL, k.p, p.conv_w, B, T, C, NH, P, m->silu_from, m->range,
+                         stream);
+        delta_forward(k.o, k.u, k.S, k.qkv, k.beta, NULL, B, T, C, NH, m->config.form, stream);
+        rmsnorm_forward(k.z, k.o, p.norm_o_w, N * NH, C / NH, stream);
+        matmul_residual(k.mid, k.x, k.z, w.proj_w, NULL, N, C, C, stream);
+        rmsnorm_forward(k.r2, k.mid, p.norm2_w, N, C, stream);
+        matmul_forward(k.gu, k.r2, w.gu_w, NULL, N, C, 2 * H, stream);
+        swiglu_forward(k.h, k.gu, N, H, stream);
+        matmul_residual(k.x + N * C, k.mid, k.h, w.down_w, NULL, N, H, C, stream);
+    }
+    rmsnorm_forward(acts.y, acts.x + L * N * C, all.norm_w, N, C, stream);
+    matmul_residual(acts.logits, NULL, acts.y, m->copies.head_w, NULL, N, C, m->Vp, stream);
+    crossentropy(acts.losses, device->predictions, m->dacts.dlogits, device->result, acts.logits,
+                 device->targets, device->input, N, m->V, m->Vp, stream);
+}
+
+// in_backward_weight: dqkv_w (3C,C) +=, dbeta_w (NH,C) += dp (N,P)^T r (N,C). partial: scratch.
+static void in_backward_weight(float *dqkv_w, float *dbeta_w, float *partial, const floatX *dp,
+                               const floatX *r, size_t N, size_t C, size_t NH, size_t P,
+                               cudaStream_t stream)
+{
+    const size_t n = 3 * C * C, size = n + NH * C, slices = slices_of(N, size), K = N / slices;
+    const Gemm g = {.out = partial, .x = dp, .y = r, .type = CUDA_R_32F, .in = FLOATX_TYPE,
+                    .x_t = 1, .M = 3 * C + NH, .N = C, .K = K, .ld_out = C, .ld_x = P, .ld_y = C,
+                    .batch = slices, .out_step = size, .x_step = K * P, .y_step = K * C};
+    gemm(&g, stream);
+    LAUNCH(slices_sum_kernel, (size + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
+           dqkv_w, NULL, partial, (int)slices, size, 0, 0, n, (size_t)(dbeta_w - dqkv_w));
+}
+
+// model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
+static void model_backward(Model *m)
+{
+    const size_t B = m->B, T = m->T, C = m->C, NH = m->NH, H = m->H, L = m->L, P = m->P, N = B * T;
+    const Params all = m->params, sums = m->grads;
+    const Acts acts = m->acts;
+    const Dacts d = m->dacts;
+    cudaStream_t stream = m->device.stream;
+    matmul_backward_weight(sums.head_w, 0, NULL, d.partial, d.dlogits, acts.y, N, C, m->V, m->Vp, 1,
+                           stream);
+    matmul_backward_input(d.dr, d.dlogits, m->copies.head_w, N, C, m->Vp, stream);
+    rmsnorm_backward(d.dx, sums.norm_w, d.partial, d.dr, acts.x + L * N * C, all.norm_w, N, C, 1,
+                     stream);
+    for (size_t l = L; l-- > 0;) {
+        const Acts k = layer_acts(m, l);
+        const Params p = layer_params(m, &m->params, l), g = layer_params(m, &m->grads, l);
+        const Copies w = layer_copies(m, l);
+        matmul_backward_weight(g.down_w, 0, NULL, d.partial, d.dx, k.h, N, H, C, C, 1, stream);
+        matmul_backward_input(d.dh, d.dx, w.down_w, N, H, C, stream);
+        swiglu_backward(d.dgu, d.dh, k.gu, N, H, stream);
+        matmul_backward_weight(g.gu_w, 0, NULL, d.partial, d.dgu, k.r2, N, C, 2 * H, 2 * H, 1,
+                               stream);
+        matmul_backward_input(d.dr, d.dgu, w.gu_w, N, C, 2 * H, stream);
+        rmsnorm_backward(d.dx, g.norm2_w, d.partial, d.dr, k.mid, p.norm2_w, N, C, 0, stream);
+        matmul_backward_weight(g.proj_w, 0, NULL, d.partial, d.dx, k.z, N, C, C, C, 1, stream);
+        matmul_backward_input(d.dz, d.dx, w.proj_w, N, C, C, stream);
+        rmsnorm_backward(d.d_o, g.norm_o_w, d.partial, d.dz, k.o, p.norm_o_w, N * NH, C / NH, 1,
+                         stream);
+        delta_backward(d.dqkv, d.dbeta, NULL, d.d_o, NULL, k.u, k.S, k.qkv, k.beta, d.work, B, T, C,
+                       NH, m->config.form, stream);
+        activate_backward(d.dp, g.conv_w, d.partial, d.dqkv, d.dbeta, k.p, k.beta, p.conv_w, B, T,
+                          C, NH, P, m->silu_from, m->range, stream);
+        in_backward_weight(g.qkv_w, g.beta_w, d.partial, d.dp, k.r1, N, C, NH, P, stream);
+        matmul_backward_input(d.dr, d.dp, w.in_w, N, C, P, stream);
+        rmsnorm_backward(d.dx, g.norm1_w, d.partial, d.dr, k.x, p.norm1_w, N, C, 0, stream);
+    }
+    embed_backward(sums.wte, NULL, d.partial, d.dx, m->device.inputs, B, T, m->V, C, stream);
+}
+
+// model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, after positions 0..t-1;
+// t = 0 starts anew. Overwrites dacts. The memory does not grow: there is no last position.
+static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
+{
+    const size_t C = m->C, NH = m->NH, H = m->H, P = m->P, V = m->V, Vp = m->Vp;
+    const size_t size = m->decode_B * C * (C / NH);
+    const Dacts d = m->dacts;
+    const Decoder memory = m->decoder;
+    cudaStream_t stream = m->device.stream;
+    if (t == 0)
+        CUDA_CHECK(cudaMemsetAsync(m->decoder_arena.base, 0, m->decoder_arena.bytes, stream));
+    CUDA_CHECK(cudaMemcpyAsync(memory.tokens, tokens, D * sizeof(int), cudaMemcpyHostToDevice,
+                               stream));
+    embed_forward(memory.x, memory.tokens, m->params.wte, NULL, D, 1, C, stream);
+    for (size_t l = 0; l < m->L; l++) {
+        const Params p = layer_params(m, &m->params, l);
+        const Copies w = layer_copies(m, l);
+        float *S = memory.S + l * size;
+        floatX *window = p.conv_w ? memory.window + l * m->decode_B * (WINDOW - 1) * 3 * C : NULL;
+        rmsnorm_forward(d.dr, memory.x, p.norm1_w, D, C, stream);
+        matmul_forward(d.dp, d.dr, w.in_w, NULL, D, C, P, stream);
+        activate_forward(d.dqkv, d.dbeta, window, d.dp, p.conv_w, D, 1, C, NH, P, m->silu_from,
+                         m->range, stream);
+        delta_forward(d.d_o, NULL, S, d.dqkv, d.dbeta, S, D, 1, C, NH, RECURRENT, stream);
+        rmsnorm_forward(d.dz, d.d_o, p.norm_o_w, D * NH, C / NH, stream);
+        matmul_residual(memory.x, memory.x, d.dz, w.proj_w, NULL, D, C, C, stream);
+        rmsnorm_forward(d.dr, memory.x, p.norm2_w, D, C, stream);
+        matmul_forward(d.dgu, d.dr, w.gu_w, NULL, D, C, 2 * H, stream);
+        swiglu_forward(d.dh, d.dgu, D, H, stream);
+        matmul_residual(memory.x, memory.x, d.dh, w.down_w, NULL, D, H, C, stream);
+    }
+    rmsnorm_forward(d.dr, memory.x, m->params.norm_w, D, C, stream);
+    matmul_residual(memory.logits, NULL, d.dr, m->copies.head_w, NULL, D, C, Vp, stream);
+    if (!m->decoded)
+        m->decoded = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
+    CUDA_CHECK(cudaMemcpy2DAsync(m->decoded, V * sizeof(float), memory.logits, Vp * sizeof(float),
+                                 V * sizeof(float), D, cudaMemcpyDeviceToHost, stream));
+    CUDA_CHECK(cudaStreamSynchronize(stream));
+    return m->decoded;
+}
+
+// ------------------------------------------------------------------------------------------------
+// [train] The loop: memory, batches, updates, evaluation, checkpoints.  (shared)
+
+// model_bytes: what model_alloc will allocate, but for the batch's tokens.
+static size_t model_bytes(const Model *m)
+{
+    return device_bytes(&m->weights, m->B, m->T) + m->copies_arena.bytes + m->acts_arena.bytes +
+           m->dacts_arena.bytes + m->decoder_arena.bytes;
+}
+
+// model_alloc: allocate a planned model and draw its initial weights from the seed.
+static void model_alloc(Model *m)
+{
+    weights_alloc(&m->weights, NULL, NULL, m->config.training.seed);
+    device_start(&m->device, &m->weights, &m->params, &m->grads, m->B, m->T);
+    device_alloc(&m->copies_arena, &m->copies);
+    CUDA_CHECK(cudaMemset(m->copies_arena.base, 0, m->copies_arena.bytes)); // what stays 0
+    device_alloc(&m->acts_arena, &m->acts);
+    device_alloc(&m->dacts_arena, &m->dacts);
+    device_alloc(&m->decoder_arena, &m->decoder);
+    model_copies(m);
+    m->batch = m->device.slots[0].batch;
+}
+
+// model_free: give everything back.
+static void model_free(Model *m)
+{
+    weights_free(&m->weights);
+    CUBLAS_CHECK(cublasLtDestroy(gemm_handle));
+    CUDA_CHECK(cudaDeviceReset()); // with all that is on it
+}
+
+// model_upload: the device's weights and moments = the host's.
+static void model_upload(Model *m)
+{
+    Device *d = &m->device;
+    device_weights_up(d, &m->weights);
+    LAUNCH(copy_kernel, d->pieces.n, PIECE_THREADS, 0, d->stream,
+           (const float *)d->weights.params.base, d->pieces.pieces);
+    CUDA_CHECK(cudaStreamSynchronize(d->stream));
+}
+
+// model_zero_grad: clear the gradients of the parameters.
+static void model_zero_grad(Model *m)
+{
+    const Device *d = &m->device;
+    LAUNCH(zero_kernel, d->pieces.n, PIECE_THREADS, 0, d->stream, (float *)d->weights.grads.base,
+           d->pieces.pieces);
+}
+
+// load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL, of its
+// own B and T. And what the device is told: of training, the update it belongs to, in which batches
+// count by their targets. These are known when the last batch is: until then a target counts 1 / (B
+// T).
+static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
+{
+    const Config *c = &m->config;
+    const Training *t = &c->training;
+    const int n = stream == STREAM_TRAIN ? t->accumulate : 1, part = (int)(number % n);
+    task_batch(m->task, &c->task_options, t->seed, stream, number, &slot->batch);
+    batch_check(&slot->batch, m->V);
+    m->B = slot->batch.B, m->T = slot->batch.T;
+    const double step = (double)(number / n), N = (double)(m->B * m->T);
+    const double count = batch_targets(&slot->batch);
+    m->targets = part ? m->targets + count : count;
+    slot->lr = learning_rate(t, number / n);
+    *slot->input = {slot->lr, 1 / (1 - pow(t->beta1, step + 1)), 1 / (1 - pow(t->beta2, step + 1)),
+                    n > 1 ? 1 / N : count > 0 ? 1 / count : 0,
+                    n == 1 ? 1 : m->targets > 0 ? N / m->targets : 0, part == 0};
+    m->batch = slot->batch;
+}
+
+// batch_kernels: loss and gradients of the batch on the device.
+static void batch_kernels(Model *m)
+{
+    model_forward(m);
+    model_backward(m);
+}
+
+// run_batch: forward and, if asked, backward of one batch, now; the device has nothing else to do.
+static void run_batch(Model *m, uint64_t stream, long number, int backward)
+{
+    Slot *slot = &m->device.slots[0];
+    load_batch(m, slot, stream, number);
+    slot_up(slot, &m->device);
+    model_zero_grad(m);
+    if (backward)
+        batch_kernels(m);
+    else
+        model_forward(m);
+    slot_down(slot, &m->device);
+    CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
+    m->loss = slot->result->loss;
+}
+
+// stop_if_bad: die at step `step` over a loss or gradient norm that is not finite, of the `n`
+// batches from `number` on. The device has changed no weight since, so they are run again, to name
+// the first value that is not.
+static void stop_if_bad(Model *m, const char *what, double value, long step, uint64_t stream,
+                        long number, int n)
+{
+    Arena acts;
+    if (is_finite_bits(value))
+        return;
+    for (int i = 0; i < n; i++) {
+        run_batch(m, stream, number + i, stream == STREAM_TRAIN);
+        if (!is_finite_bits(m->loss))
+            break;
+    }
+    device_weights_down(&m->weights, &m->device);
+    device_copy_out(&acts, &m->acts_arena);
+    training_stop_if_bad(what, value, step, &m->weights, &acts);
+}
+
+// update_kernels: the update that gradients so far give; they are cleared for the next.
+static void update_kernels(Model *m)
+{
+    const Training *t = &m->config.training;
+    Device *d = &m->device;
+    gradient_norm(d->result, &d->weights.grads, &d->pieces, d->input, t->grad_clip, d->stream);
+    adamw(&d->weights, t, &d->pieces, d->input, d->result, d->stream);
+    model_zero_grad(m);
+}
+
+// train_graphs: what the device does in a step, as graphs. Its kernels have been loaded by a run of
+// the same batch. One batch and the update are one graph, several two.
+static void train_graphs(Model *m, long step)
+{
+    Device *d = &m->device;
+    const int n = m->config.training.accumulate;
+    run_batch(m, STREAM_TRAIN, step * n, 1);
+    model_zero_grad(m);
+    graph_begin(d->stream);
+    batch_kernels(m);
+    if (n == 1)
+        update_kernels(m);
+    d->graph = graph_end(d->stream);
+    if (n == 1)
+        return;
+    graph_begin(d->stream);
+    update_kernels(m);
+    d->update = graph_end(d->stream);
+}
+
+// train_step: give the device training step `step`: its batches, the update, results back. Nothing
+// waits for it here but, with --accumulate, each of its batches for the one before.
+static void train_step(Model *m, long step)
+{
+    Device *d = &m->device;
+    Slot *slot = &d->slots[step % SLOTS];
+    const int n = m->config.training.accumulate;
+    if (!d->graph && !TIMING_ON)
+        train_graphs(m, step);
+    if (d->started == d->ended)
+        d->ended_at = seconds_now();
+    slot->acc = 0;
+    for (int i = 0; i < n; i++) {
+        if (i) {
+            slot_down(slot, d);
+            CUDA_CHECK(cudaStreamSynchronize(d->stream));
+            slot->acc += task_score(m->task, &slot->batch, slot->batch.B);
+        }
+        load_batch(m, slot, STREAM_TRAIN, step * n + i);
+        slot_up(slot, d);
+        if (TIMING_ON)
+            batch_kernels(m);
+        else
+            CUDA_CHECK(cudaGraphLaunch(d->graph, d->stream));
+    }
+    if (TIMING_ON)
+        update_kernels(m);
+    else if (n > 1)
+        CUDA_CHECK(cudaGraphLaunch(d->update, d->stream));
+    slot_down(slot, d);
+    CUDA_CHECK(cudaEventRecord(slot->done, d->stream));
+    d->started = step + 1;
+}
+
+// train_step_end: wait for the oldest step that the device was given; row = what is logged. Loss
+// and accuracy are before the update.
+static void train_step_end(Model *m, LogRow *row)
+{
+    Device *d = &m->device;
+    const long step = d->ended;
+    const int n = m->config.training.accumulate;
+    const Slot *slot = &d->slots[step % SLOTS];
+    CUDA_CHECK(cudaEventSynchronize(slot->done));
+    const double now = seconds_now(), seconds = now - d->ended_at;
+    const StepResult r = *slot->result;
+    d->ended = step + 1;
+    d->ended_at = now;
+    if (!is_finite_bits(r.loss) || !is_finite_bits(r.norm)) {
+        CUDA_CHECK(cudaStreamSynchronize(d->stream));
+        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
+        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
+    }
+    const size_t B = slot->batch.B, T = slot->batch.T;
+    const double acc = (slot->acc + task_score(m->task, &slot->batch, B)) / n;
+    *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * B * T);
+}
+
+// evaluate: loss and accuracy on sequences never trained on, each prediction given the true past.
+static LogRow evaluate(Model *m, long step)
+{
+    Evaluation sum = {};
+    const TaskOptions *options = &m->config.task_options;
+    for (long i = 0; i < task_eval_batches(m->task, options, m->batch.rows); i++) {
+        run_batch(m, STREAM_EVAL, i, 0);
+        stop_if_bad(m, "loss on fresh sequences", m->loss, step, STREAM_EVAL, i, 1);
+        evaluation_add(&sum, m->task, options, &m->batch, m->loss);
+    }
+    return evaluation_row(&sum, step);
+}
+
+// decode: said (D,n) = the token chosen at each position when the model reads the first `given`
+// tokens of inputs (D,n) and then what it said.
+static void decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
+                   Sampler sampler)
+{
+    int *tokens = (int *)alloc_zero(D, sizeof(int), "tokens");
+    for (size_t t = 0; t < n; t++) {
+        for (size_t i = 0; i < D; i++)
+            tokens[i] = t < given ? inputs[i * n + t] : said[i * n + t - 1];
+        const float *logits = model_decode(m, tokens, t, D), *x = logits;
+        for (size_t i = 0; i < D; i++, x += m->V)
+            said[i * n + t] = sampler_choose(&sampler, x, sizeof(float), m->V, i, t);
+    }
+    free(tokens);
+}
+
+// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it said.
+static double greedy(Model *m)
+{
+    size_t prompt = m->task->shape(&m->config.task_options).prompt;
+    decode(m, m->batch.predictions, m->batch.inputs, prompt, m->T, m->decode_B, {});
+    return task_score(m->task, &m->batch, m->decode_B);
+}
+
+// dump: write training batch 0 with its activations and gradients to the file of --dump.
+static void dump(Model *m, const Options *options)
+{
+    Arena acts;
+    run_batch(m, STREAM_TRAIN, 0, 1);
+    stop_if_bad(m, "loss", m->loss, 0, STREAM_TRAIN, 0, 1);
+    device_weights_down(&m->weights, &m->device);
+    device_copy_out(&acts, &m->acts_arena);
+    dump_write(m->config.training.dump, m->batch.inputs, m->batch.targets, m->B, m->T, m->loss,
+               &m->weights, &acts, options, ARCHITECTURE);
+    arena_free(&acts);
+}
+
+enum { MFU_STEPS = 50 }; // runs of fewer print no MFU
+
+// train: take an allocated model through its configuration until the steps are done, --stop-at is
+// reached or Ctrl-C is pressed; evaluate, save and print RESULT. The device is given a step before
+// the one before it is done; it is waited for where its result decides what comes next.
+static void train(Model *m, const Options *options)
+{
+    const Training *t = &m->config.training;
+    const char *task = m->task->name, *model = model_name(&m->config);
+    Log log;
+    LogRow row = {}, val = {};
+    char checkpoint[LOG_PATH];
+    training_load(t, &m->weights, options, ARCHITECTURE);
+    model_upload(m);
+    if (t->dump) {
+        dump(m, options);
+        if (t->steps == 0)
+            return;
+    }
+    long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task,
+                               model, m->device.name);
+    m->device.started = m->device.ended = step;
+    model_upload(m);
+    model_zero_grad(m);
+    training_catch_interrupt();
+    for (;; step++) {
+        const int eval = t->eval_every && step && step % t->eval_every == 0;
+        const int save = t->save_every && step % t->save_every == 0;
+        int last = training_over(t, &log, step);
+        const long wait = last || eval || save || t->stop_at > 0 ? step : step - SLOTS + 1;
+        while (m->device.ended < wait) {
+            train_step_end(m, &row);
+            log_step(&log, &row, t->steps, (row.step + 1) % t->print_every == 0);
+        }
+        last = last || (t->stop_at > 0 && training_over(t, &log, step));
+        if (last || eval) {
+            val = evaluate(m, step);
+            log_eval(&log, &val);
+        }
+        if (log.csv && (last || (log.steps && save))) {
+            device_weights_down(&m->weights, &m->device);
+            checkpoint_save(checkpoint, &m->weights, options, ARCHITECTURE, step);
+        }
+        if (last)
+            break;
+        timing_clear(m->device.stream);
+        train_step(m, step);
+        if (log.steps == 4)
+            timing_report("a step");
+    }
+    const TaskOptions *o = &m->config.task_options;
+    TaskShape shape = m->task->shape(o);
+    double acc = m->decode_B && shape.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
+    if (acc >= 0)
+        task_show(m->task, o, m->batch.inputs, m->batch.predictions);
+    if (o->sample && !*training_interrupted()) {
+        decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
+        task_show_sample(m->task, o);
+    }
+    if (log.steps >= MFU_STEPS)
+        gemm_print_mfu(model_flops(m), log_ms_per_step(&log), FLOATX_TYPE, m->device.stream);
+    training_result(&log, task, model, shape.size_name, shape.size, &val, acc,
+                    log_ms_per_step(&log));
+    log_close(&log);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [main] Options, presets, start.  (ports train_deltanet.c[main])
+
+static const char *const SMALL_PARITY[][2] = {{"task", "parity"}, {"max-length", "24"},
+    {"eval-min-length", "25"}, {"eval-max-length", "80"}, {"eval-batches", "32"}, {"lr", "4e-3"}};
+#define PAPER "--channels 128 --hidden 0 --max-length 0 --eval-min-length 0 --eval-max-length 0 "
+#define ANSWERS PAPER "--batch-size 256 --lr 1e-3 --lr-min 1e-6 --eval-batches 211 "
+#define PARITY_RUN ANSWERS "--task parity --layers 2 --steps 20000 --warmup 2000 --grad-clip 0"
+#define MODULAR_RUN ANSWERS "--layers 3 --steps 100000 --warmup 10000 --weight-decay 0.1 --task "
+#define WORDS PAPER "--conv no --batch-size 512 --steps 60000 --lr 1e-4 --schedule constant " \
+    "--warmup 0 --weight-decay 0.01 --eval-batches 30 --task "
+static const Preset PRESETS[] = {
+    {"main", "--task copying --string-size 16 --lr 2e-3 --steps 600", "16 letters on two cores"},
+    {"parity", PARITY_RUN, "Table 3, at the authors' batch of 256 and 20000 steps"},
+    {"modular", MODULAR_RUN "modular", "Table 3, at a batch of 256; the paper's is 1024"},
+    {"brackets", MODULAR_RUN "brackets", "Table 3, at a batch of 256"},
+    {"s5-swaps", WORDS "s5 --elements swaps --layers 1", "Fig. 4; the paper takes 312500 steps"},
+    {"s5-triples", WORDS "s5 --elements triples --layers 5", "Fig. 4"},
+    {"s5", WORDS "s5 --layers 5", "Fig. 4"},
+    {"s5-tokens", WORDS "s5 --tokens-per-element 4 --layers 5", "Fig. 4"},
+    {"z60", WORDS "z60 --layers 5", "Fig. 8"},
+    {NULL, NULL, NULL},
+};
+
+// config_options: the command line that fills c.
+static void config_options(Options *options, Config *c)
+{
+    const Option rows[] = {
+        {"eigenvalues", OPT_CHOICE, &c->eigenvalues, "signed", 0, 0, "nonneg|signed", DEFINES_MODEL,
+         "of a step: beta in (0,1) or (0,2)"},
+        {"layers", OPT_INT, &c->layers, "2", 1, 1024, "L", DEFINES_MODEL, "blocks"},
+        {"heads", OPT_INT, &c->heads, "4", 1, 1 << 16, "NH", DEFINES_MODEL, "each its own state"},
+        {"channels", OPT_INT, &c->channels, "64", 1, 1 << 16, "C", DEFINES_MODEL, "NH times HS"},
+        {"hidden", OPT_INT, &c->hidden, "64", 0, 1 << 20, "H", DEFINES_MODEL,
+         "of the MLP, 0 = 8/3 C rounded up to a multiple of 256"},
+        {"conv", OPT_CHOICE, &c->conv, "yes", 0, 0, "no|yes", DEFINES_MODEL,
+         "short convolution of q, k and v"},
+        {"qk-silu", OPT_CHOICE, &c->qk_silu, "no", 0, 0, "no|yes", DEFINES_MODEL,
+         "SiLU on q and k where there is no convolution"},
+        {"form", OPT_CHOICE, &c->form, "auto", 0, 0, "auto|recurrent|chunk", RUNTIME,
+         "token by token, or 64 at a time on tensor cores; auto: by shape"},
+    };
+    task_options(options, &c->task, &c->task_options);
+    options_add(options, rows, sizeof rows / sizeof *rows);
+    training_options(options, &c->training);
+    for (size_t i = 0; i < sizeof SMALL_PARITY / sizeof *SMALL_PARITY; i++)
+        options_default(options, SMALL_PARITY[i][0], SMALL_PARITY[i][1]);
+}
+
+// config_check: die over combinations that make no sense, with the reason.
+static void config_check(const Config *c)
+{
+    if (c->channels % c->heads)
+        die(EXIT_USAGE, "--channels %d: expected a multiple of --heads %d: every head has as many "
+            "channels\nhint: --heads %d --channels %d", c->channels, c->heads, c->heads,
+            (c->channels / c->heads + 1) * c->heads);
+    delta_check((size_t)(c->channels / c->heads), c->form);
+}
+
+static Config config;
+
+// preset_cost: the cost of the preset just applied to config, for --help.
+static void preset_cost(char *text, size_t size)
+{
+    static Model m;
+    config_check(&config);
+    model_plan(&m, &config);
+    snprintf(text, size, "%.3g FLOPs an update", model_flops(&m));
+}
+
+#ifndef TESTING
+// main: parse, plan, print what it will cost, train.
+int main(int argc, char **argv)
+{
+    static Model model;
+    static Options options;
+    training_begin();
+    config_options(&options, &config);
+    options_parse(&options, PRESETS, argc, argv,
+                  "train_deltanet_gpu: DeltaNet on the GPU. Without options: a small parity.",
+                  preset_cost);
+    config_check(&config);
+    training_check(&config.training);
+    threads_set(config.training.threads);
+    task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 0);
+    model_plan(&model, &config);
+    options_print(stdout, "", &options);
+    char name[64];
+    snprintf(name, sizeof name, "%s, " PRECISION_NAME, model_name(&config));
+    training_print(name, &model.weights, "wte", model_flops(&model),
+                   model.B * model.T * (size_t)config.training.accumulate, model_bytes(&model));
+    model.device.name = cuda_start();
+    cuda_memory_check(model_bytes(&model));
+    const size_t free_bytes = cuda_memory_free();
+    model_alloc(&model);
+    printf("GPU memory: %.2f GiB taken\n", (double)(free_bytes - cuda_memory_free()) / GIB);
+    train(&model, &options);
+    model_free(&model);
+    return training_end();
+}
+#endif

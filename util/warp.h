@@ -1,0 +1,168 @@
+// warp.h: what kernels are made of: warps, rows, reductions, and the instructions of tensor cores.
+#ifndef SEQ_UTIL_WARP_H
+#define SEQ_UTIL_WARP_H
+
+#include "cuda_training.h"
+
+enum { WARP = 32, ROW_WARPS = 8 }; // kernels that give a row to a warp have blocks of ROW_WARPS
+
+// Pack: N consecutive elements, moved by one load or store.
+template <typename X, int N> struct alignas(sizeof(X) * N) Pack {
+    X v[N];
+};
+
+// warp_sum: sum of x over the 32 lanes, to all of them.
+static __device__ inline float warp_sum(float x)
+{
+    for (int i = WARP / 2; i > 0; i /= 2)
+        x += __shfl_xor_sync(~0u, x, i);
+    return x;
+}
+
+// block_sum: sum of x over the block's threads (a multiple of 32), to all of them, in a fixed
+// order.
+static __device__ double block_sum(double x)
+{
+    __shared__ double part[WARP];
+    for (int i = WARP / 2; i > 0; i /= 2)
+        x += __shfl_xor_sync(~0u, x, i);
+    __syncthreads(); // part may still be read from the call before
+    if (threadIdx.x % WARP == 0)
+        part[threadIdx.x / WARP] = x;
+    __syncthreads();
+    x = 0;
+    for (int i = 0; i < (int)blockDim.x / WARP; i++)
+        x += part[i];
+    return x;
+}
+
+// exp2_fast: 2^x on the special-function unit: relative error 2^-22, below 2^-126 it is 0.
+static __device__ inline float exp2_fast(float x)
+{
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+#ifdef PRECISION_BF16
+// pack2: two floats as bf16 in one register, x in the low half.
+static __device__ inline uint32_t pack2(float x, float y)
+{
+    const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+    return *(const uint32_t *)&v;
+}
+
+// mma: c (16x8) += a (16x16) b (16x8), bf16 in, fp32 out. Lane 4g + t holds of c rows g and g+8 at
+// columns 2t, 2t+1; of a the same rows at k = 2t, 2t+1, then k + 8; of b column g at the same k.
+static __device__ inline void mma(float c[4], uint4 a, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// ldmatrix: the four 8x8 quarters of a 16x16 tile of bf16 in shared memory, each lane with the
+// address p of 8 elements in a row. p at row_at: an a of mma or, TRANS, b's x, y and z, w with the
+// rows as k; p at column_at: b's x, y and z, w with the rows as columns or, TRANS, an a with the
+// rows as k. (Registers that mma wants side by side come side by side.)
+template <int TRANS> static __device__ inline uint4 ldmatrix(const floatX *p)
+{
+    uint4 f;
+    const uint32_t at = (uint32_t)__cvta_generic_to_shared(p);
+    if (TRANS)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(f.x), "=r"(f.y), "=r"(f.z), "=r"(f.w) : "r"(at) : "memory");
+    else
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(f.x), "=r"(f.y), "=r"(f.z), "=r"(f.w) : "r"(at) : "memory");
+    return f;
+}
+
+// copy_async: start copying 16 bytes from global to shared memory; not `inside`: 16 zeros.
+static __device__ inline void copy_async(floatX *to, const floatX *from, bool inside)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : :
+                 "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from), "r"(inside ? 16 : 0)
+                 : "memory");
+}
+
+// copy_async: the same for the two floats of a row's statistics.
+static __device__ inline void copy_async(float2 *to, const float2 *from, bool inside)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" : :
+                 "r"((uint32_t)__cvta_generic_to_shared(to)), "l"(from), "r"(inside ? 8 : 0)
+                 : "memory");
+}
+
+// copy_wait: until all that this thread copies has arrived.
+static __device__ inline void copy_wait(void)
+{
+    asm volatile("cp.async.wait_all;" : : : "memory");
+}
+
+// row_at, column_at: where in a 16x16 tile, its rows ld apart, ldmatrix's lane reads.
+static __device__ inline int row_at(int lane, int ld)
+{
+    return lane % 16 * ld + lane / 16 * 8;
+}
+
+// column_at: see row_at.
+static __device__ inline int column_at(int lane, int ld)
+{
+    return (lane / 16 * 8 + lane % 8) * ld + lane / 8 % 2 * 8;
+}
+
+// accumulator_pack: columns 0-15 of a 16x16 product, two accumulators of mma, as an a of mma.
+static __device__ inline uint4 accumulator_pack(const float c[2][4])
+{
+    return {pack2(c[0][0], c[0][1]), pack2(c[0][2], c[0][3]), pack2(c[1][0], c[1][1]),
+            pack2(c[1][2], c[1][3])};
+}
+#endif
+
+// row_of_warp: the number of this warp's row, for kernels that give a row to a warp.
+static __device__ inline size_t row_of_warp(void)
+{
+    return blockIdx.x * (size_t)ROW_WARPS + threadIdx.x / WARP;
+}
+
+// LAUNCH_ROWS: a kernel that gives each of `rows` rows of n elements to a warp. Where n is a common
+// number it is a constant there (else 0): the loops over the row unroll, and its loads fly
+// together.
+#define LAUNCH_ROWS(kernel, rows, n, stream, ...) \
+    do { \
+        const size_t grid_ = ((rows) + ROW_WARPS - 1) / ROW_WARPS; \
+        if ((n) == 192) \
+            LAUNCH(kernel<192>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
+        else if ((n) == 768) \
+            LAUNCH(kernel<768>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
+        else \
+            LAUNCH(kernel<0>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
+    } while (0)
+
+#define EPS 1e-8f
+#define LOG2E 1.4426950408889634f
+
+typedef struct {
+    float mean, rstd;
+} Moments;
+
+// row_moments: mean and 1/sqrt(biased variance + eps) of x (n), by a warp. The mean is taken about
+// x[0], so that a constant row has variance exactly 0. WIDTH: n where it is a constant, else 0.
+template <typename X, int WIDTH>
+static __device__ inline Moments row_moments(const X *x, int size, float eps)
+{
+    const int lane = threadIdx.x % WARP, n = WIDTH ? WIDTH : size;
+    float first = (float)x[0], sum = 0, squares = 0;
+#pragma unroll
+    for (int i = lane; i < n; i += WARP)
+        sum += (float)x[i] - first;
+    const float mean = first + warp_sum(sum) / (float)n;
+#pragma unroll
+    for (int i = lane; i < n; i += WARP)
+        squares += ((float)x[i] - mean) * ((float)x[i] - mean);
+    return {mean, rsqrtf(warp_sum(squares) / (float)n + eps)};
+}
+
+#endif

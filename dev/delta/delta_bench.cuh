@@ -417,8 +417,8 @@ static double delta_recent(const Delta *x)
     return sqrt(err2 / ref2);
 }
 
-// delta_structured: each forward kernel's error on keys that repeat, head size 32, over the last 256
-// outputs; at T = 256 beyond 5% (fp32: 5e-4) it fails. Returns the failures.
+// delta_structured: each forward kernel's error on keys that repeat, head size 32, over the last
+// 256 outputs; at T = 256 beyond 5% (fp32: 5e-4) it fails. Returns the failures.
 static int delta_structured(const BenchKernel *kernels, int num_kernels, const BenchOptions *bench)
 {
     static const size_t lengths[] = {256, 512, 4096};
@@ -481,35 +481,51 @@ static int delta_inverse(const Delta *x)
 }
 #endif
 
-// delta_checks: every kernel at lengths around the chunk's, at head sizes with and without padding;
-// own shape: --B, --T, --C (two heads). Returns the failures.
+// delta_check: every kernel on one small shape, which repeats two heads of two sequences; returns
+// the failures.
+static int delta_check(const BenchKernel *kernels, int num_kernels, int backward,
+                       const BenchOptions *bench, size_t B, size_t T, size_t HS, DeltaKind kind,
+                       int stateful)
+{
+    BenchOptions check = *bench;
+    check.check_only = 1;
+    Delta x = delta_setup(B, T, 2, HS, kind, stateful, 2, 2);
+    int failed = delta_case(&x, kernels, num_kernels, backward, &check);
+#ifdef PRECISION_BF16
+    if (!backward && !refuse_chunk(&x) && (!bench->kernel || bench->kernel > 3))
+        failed += delta_inverse(&x);
+#endif
+    delta_free(&x);
+    return failed;
+}
+
+// delta_checks: every kernel at lengths around the chunk's, at head sizes with and without padding,
+// and with so many heads that blocks take 1, 2, 4 and 8 warps of a head's rows. Own shape: --B,
+// --T, --C (two heads). Returns the failures.
 static int delta_checks(const BenchKernel *kernels, int num_kernels, int backward,
                         const BenchOptions *bench)
 {
     static const size_t lengths[] = {1, 2, 31, 32, 33, 63, 64, 65, 255, 1000, 4097};
-    static const size_t sizes[] = {32, 64, 128, 8, 40, 72, 20};
-    BenchOptions check = *bench;
+    static const size_t sizes[] = {32, 64, 128, 8, 40, 72, 20}, batches[] = {13, 25, 50};
     int failed = 0, cases = 0;
-    check.check_only = 1;
     for (int kind = 0; kind < KINDS; kind++)
-        for (int t = 0; t < 11; t++)
-            for (int s = 0; s < 7; s++) {
-                const size_t T = bench->T ? bench->T : lengths[t];
-                const size_t HS = bench->C ? bench->C / 2 : sizes[s];
-                const size_t B = bench->B ? bench->B : T > 1000 ? 1 : 2;
-                if ((bench->T && t) || (bench->C && s) || (kind > RANDOM && s > 2 && T != 65))
-                    continue;
-                if ((kind == TWO_KEYS || kind == ONE_KEY) && T > 256) // see delta_structured
-                    continue;
-                Delta x = delta_setup(B, T, 2, HS, (DeltaKind)kind, (t + s) % 2, B, 2);
-                failed += delta_case(&x, kernels, num_kernels, backward, &check);
-#ifdef PRECISION_BF16
-                if (!backward && !refuse_chunk(&x) && (!bench->kernel || bench->kernel > 3))
-                    failed += delta_inverse(&x);
-#endif
-                delta_free(&x);
-                cases++;
-            }
+        for (int i = 0; i < 11 * 7; i++) {
+            const size_t T = bench->T ? bench->T : lengths[i / 7];
+            const size_t HS = bench->C ? bench->C / 2 : sizes[i % 7];
+            const size_t B = bench->B ? bench->B : T > 1000 ? 1 : 2;
+            if ((bench->T && i / 7) || (bench->C && i % 7) || (kind && i % 7 > 2 && T != 65))
+                continue;
+            if ((kind == TWO_KEYS || kind == ONE_KEY) && T > 256) // see delta_structured
+                continue;
+            failed += delta_check(kernels, num_kernels, backward, bench, B, T, HS, (DeltaKind)kind,
+                                  (i / 7 + i % 7) % 2);
+            cases++;
+        }
+    for (int i = 0; i < 3 * 6 && !bench->B && !bench->T && !bench->C; i++) {
+        failed += delta_check(kernels, num_kernels, backward, bench, batches[i / 6], 130,
+                              sizes[i % 6], RANDOM, 1);
+        cases++;
+    }
     printf("checks: %d shapes, %d failed\n", cases, failed);
     return failed;
 }

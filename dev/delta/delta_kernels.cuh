@@ -1,9 +1,10 @@
-// delta_kernels.cuh: the delta rule by chunks of 64 tokens on tensor cores (BF16, mma.sync), forward
-// and backward, for head sizes that are multiples of 8 up to 128. It needs a trainer's [cuda] and
-// the instructions of train_gpt2.cu (ldmatrix, copy_async, ...), which stand before it.
+// delta_kernels.cuh: the delta rule by chunks of 64 tokens on tensor cores (BF16, mma.sync),
+// forward and backward, for head sizes that are multiples of 8 up to 128. It needs a trainer's
+// [cuda] and the instructions of train_gpt2.cu (ldmatrix, copy_async, ...), which stand before it.
 //
-// S maps keys to values, (values, keys). In a chunk with rows Q, K, V, O, their gradients dQ ... dO,
-// b = diag(beta), scale s = 1 / sqrt(HS), S before and S' after it:   [arXiv 2406.06484, WY form]
+// S maps keys to values, (values, keys). In a chunk with rows Q, K, V, O, their gradients dQ ...
+// dO, b = diag(beta), scale s = 1 / sqrt(HS), S before and S' after it:   [arXiv 2406.06484, WY
+// form]
 //
 //   A = strictly lower (b K K^T),  M = (I + A)^-1 b,  P = lower (Q K^T) with its diagonal
 //   E = V - K S^T,  N = M E,  O = s (Q S^T + P N),  S' = S + N^T K
@@ -16,14 +17,15 @@
 //   dbeta_i = dV_i . N_i / beta_i^2
 //
 // W = M K and U = M V of the paper are never made: one product more a chunk, but nothing to store,
-// and N does not come out as the difference of two rounded numbers. The gradient through the inverse
-// needs no inverse either: (I + A) N = b E, so that of k_i . k_j, j < i, is - dV_i . N_j.
+// and N does not come out as the difference of two rounded numbers. The gradient through the
+// inverse needs no inverse either: (I + A) N = b E, so that of k_i . k_j, j < i, is - dV_i . N_j.
 //
-// A kernel over all chunks makes M and P. S and D run through the chunks of a head in registers: all
-// that S does to a row of values, it does without the other rows, so a warp has 16 rows of S for
-// good, 16 columns of V, E, N, O, and works on the transposes: E^T = V^T - S K^T, N^T = E^T M^T, O^T
-// = s (S Q^T + N^T P^T), S += N^T K: what one product leaves in registers is the left operand of the
-// next. A last kernel over all chunks makes dQ, dK and dbeta from S and D, which were stored.
+// A kernel over all chunks makes M and P. S and D run through the chunks of a head in registers:
+// all that S does to a row of values, it does without the other rows, so a warp has 16 rows of S
+// for good, 16 columns of V, E, N, O, and works on the transposes: E^T = V^T - S K^T, N^T = E^T
+// M^T, O^T = s (S Q^T + N^T P^T), S += N^T K: what one product leaves in registers is the left
+// operand of the next. A last kernel over all chunks makes dQ, dK and dbeta from S and D, which
+// were stored.
 //
 // Precision: A, M by substitution and the running S and D are fp32. M, E and dN enter products as
 // sums of two bf16 numbers, all else as one; rounding M alone would cost a tenth of the output for
@@ -86,8 +88,8 @@ static __device__ inline void delta_fetch_pairs(floatX *tile, const floatX *pair
     }
 }
 
-// row_store: columns 2t, 2t+1 (left) and 8+2t, 9+2t (right) of a row of 16, from its four lanes 4g +
-// t: 8 bytes a lane, so that sectors of 32 bytes are written whole. columns: how many there are.
+// row_store: columns 2t, 2t+1 (left) and 8+2t, 9+2t (right) of a row of 16, from its four lanes 4g
+// + t: 8 bytes a lane, so that sectors of 32 bytes are written whole. columns: how many there are.
 static __device__ inline void row_store(floatX *row, uint32_t left, uint32_t right, bool inside,
                                         int columns)
 {
@@ -178,8 +180,7 @@ static __device__ inline void delta_add(float c[HS / 8][4], const uint4 a[4], co
 }
 
 // delta_by_lower: c (16 x 64) += a L for a lower triangular L (64 x 64), at row_at; TRANS: a L^T, L
-// at column_at. LOW: so many left operands: 2: (a + lo) (L + the tile behind it) but for lo times
-// that.
+// at column_at. LOW: (a + lo) (L + the tile behind it) instead, less lo times that tile.
 template <int TRANS, int LOW>
 static __device__ inline void delta_by_lower(float c[8][4], const uint4 a[4], const uint4 *lo,
                                              const floatX *L)
@@ -188,7 +189,8 @@ static __device__ inline void delta_by_lower(float c[8][4], const uint4 a[4], co
     for (int k = 0; k < 4; k++)
 #pragma unroll
         for (int n = TRANS ? k : 0; n < (TRANS ? 4 : k + 1); n++) {
-            const floatX *at = L + (TRANS ? 16 * n * DELTA_LD + 16 * k : 16 * k * DELTA_LD + 16 * n);
+            const int row = 16 * (TRANS ? n : k), column = 16 * (TRANS ? k : n);
+            const floatX *at = L + row * DELTA_LD + column;
             const uint4 b = ldmatrix<!TRANS>(at);
             mma(c[2 * n], a[k], b.x, b.y);
             mma(c[2 * n + 1], a[k], b.z, b.w);
@@ -286,8 +288,20 @@ static size_t delta_pairs_bytes(int HS)
     return (tiles > M ? tiles : M) + (DELTA_CS * DELTA_LDA + DELTA_CS) * sizeof(float);
 }
 
-// delta_substitute: M of a chunk, its high and low part (64,64) =, from A by columns: (I + A) Tm = I
-// row by row, Tm times diag(beta). A warp has 16 columns, which nobody else needs, a column two
+// delta_subtract: x_i -= a_i y for i = first .. 15; a: shared memory, at a multiple of 16 bytes.
+static __device__ inline void delta_subtract(float x[16], const float *a, float y, int first)
+{
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+        const Pack<float, 4> f = *(const Pack<float, 4> *)(a + i);
+#pragma unroll
+        for (int k = i; k < i + 4; k++)
+            x[k] -= k < first ? 0 : f.v[k - i] * y;
+    }
+}
+
+// delta_substitute: M of a chunk, its high and low part (64,64) =, from A by columns: (I + A) Tm =
+// I row by row, Tm times diag(beta). A warp has 16 columns, which nobody else needs, a column two
 // lanes, that share the products with rows of earlier blocks of 16. Tm: shared memory.
 static __device__ inline void delta_substitute(floatX *hi, float *Tm, const float *A,
                                                const float *beta)
@@ -297,24 +311,14 @@ static __device__ inline void delta_substitute(floatX *hi, float *Tm, const floa
     for (int row = first; row < DELTA_CS; row += 16) {
         float x[16] = {};
 #pragma unroll 2
-        for (int j = first + half; j < row; j += 2) {
-            const float y = Tm[j * DELTA_LDM + c];
-            const float4 *a = (const float4 *)(A + j * DELTA_LDA + row);
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const float4 f = a[i];
-                x[4 * i] -= f.x * y, x[4 * i + 1] -= f.y * y;
-                x[4 * i + 2] -= f.z * y, x[4 * i + 3] -= f.w * y;
-            }
-        }
+        for (int j = first + half; j < row; j += 2)
+            delta_subtract(x, A + j * DELTA_LDA + row, Tm[j * DELTA_LDM + c], 0);
 #pragma unroll
         for (int i = 0; i < 16; i++)
             x[i] += __shfl_xor_sync(~0u, x[i], 16) + (row + i == c ? 1 : 0);
 #pragma unroll
         for (int j = 0; j < 15; j++)
-#pragma unroll
-            for (int i = j + 1; i < 16; i++)
-                x[i] -= A[(row + j) * DELTA_LDA + row + i] * x[j];
+            delta_subtract(x, A + (row + j) * DELTA_LDA + row, x[j], j + 1);
 #pragma unroll
         for (int i = 0; i < 16; i++)
             if (i % 2 == half) {
@@ -456,8 +460,8 @@ static __global__ void __launch_bounds__(WARPS > 4 ? 32 * WARPS : DELTA_THREADS)
 
 // ---- backward
 
-// delta_backward_kernel: the same way back: a block has 16 WARPS rows of D / s, s = 1 / sqrt(HS), and
-// dout in the place of v; dstates: D' of every chunk.
+// delta_backward_kernel: the same way back: a block has 16 WARPS rows of D / s, s = 1 / sqrt(HS),
+// and dout in the place of v; dstates: D' of every chunk.
 template <int HS, int WARPS>
 static __global__ void __launch_bounds__(WARPS > 4 ? 32 * WARPS : DELTA_THREADS)
     delta_backward_kernel(floatX *dv, floatX *dstates, float *dinitial, const floatX *dout,
@@ -651,10 +655,11 @@ static int delta_warps(size_t heads, int WIDTH)
         else { enum { WARPS = HS < 128 ? 1 : 8 }; __VA_ARGS__; } \
     } while (0)
 
-// delta_chunk_forward: o (B,T,NH*HS) = the delta rule of q, k, v and beta (B,T,NH), a head at a time:
+// delta_chunk_forward: o (B,T,NH*HS) = the delta rule of q, k, v and beta (B,T,NH), a head at a
+// time:
 //   u_t = beta_t (v_t - S_{t-1} k_t),  S_t = S_{t-1} + u_t k_t^T,  o_t = S_t q_t / sqrt(HS)
-// Row (b,t) of q, k and v is `pitch` elements after the one before it, head h at h HS; |q|, |k| <= 1
-// but for rounding, beta in [0,2]. S_0 = initial (B,NH,HS,HS), values by keys, NULL: zero; final
+// Row (b,t) of q, k and v is `pitch` elements after the one before it, head h at h HS; |q|, |k| <=
+// 1 but for rounding, beta in [0,2]. S_0 = initial (B,NH,HS,HS), values by keys, NULL: zero; final
 // (B,NH,HS,HS) = S_T, unless NULL; may alias initial. Kept for the backward pass, NC = ceil(T/64):
 // pairs (B,NH,NC,3,64,64) = M and P of every chunk, states (B,NH,NC,HS,HS) = S before it, u
 // (B,T,NH*HS) =; states and u NULL: there will be none. Floats other than floatX are fp32. HS a
@@ -677,9 +682,9 @@ static void delta_chunk_forward(floatX *o, floatX *pairs, floatX *states, floatX
                    (int)pitch)));
 }
 
-// delta_chunk_backward: dq, dk, dv (rows as q's) =, dbeta (B,T,NH) =, dinitial (B,NH,HS,HS) = unless
-// NULL, from dout (B,T,NH*HS), dfinal (B,NH,HS,HS), the gradient of S_T, NULL: zero, and what the
-// forward pass was given and kept. dstates (B,NH,NC,HS,HS): scratch.
+// delta_chunk_backward: dq, dk, dv (rows as q's) =, dbeta (B,T,NH) =, dinitial (B,NH,HS,HS) =
+// unless NULL, from dout (B,T,NH*HS), dfinal (B,NH,HS,HS), the gradient of S_T, NULL: zero, and
+// what the forward pass was given and kept. dstates (B,NH,NC,HS,HS): scratch.
 static void delta_chunk_backward(floatX *dq, floatX *dk, floatX *dv, float *dbeta, float *dinitial,
                                  floatX *dstates, const floatX *dout, const float *dfinal,
                                  const floatX *pairs, const floatX *states, const floatX *u,

@@ -3,6 +3,12 @@
 #ifndef SEQ_DEV_DELTA_PLAIN_CUH
 #define SEQ_DEV_DELTA_PLAIN_CUH
 
+// plain_beta: beta, 2^-40 for 0, so that dbeta can be had from u and dv by dividing.
+static __device__ inline float plain_beta(float beta)
+{
+    return fmaxf(beta, 9.094947e-13f);
+}
+
 // ---- the recurrence; SIZE: the head size, S and D in registers, or 0: in global memory
 
 // recurrent_forward_kernel: a block a head of a sequence, a thread a row i of S, which needs no
@@ -26,7 +32,7 @@ static __global__ void __launch_bounds__(SIZE ? SIZE : 1024)
 #pragma unroll
         for (int j = 0; j < n; j++)
             e -= row[j] * (float)k[at + j];
-        const floatX ui = (floatX)(beta[token * NH + h] * e);
+        const floatX ui = (floatX)(plain_beta(beta[token * NH + h]) * e);
 #pragma unroll
         for (int j = 0; j < n; j++) {
             row[j] += (float)ui * (float)k[at + j];
@@ -63,7 +69,7 @@ static __global__ void __launch_bounds__(SIZE ? SIZE : 1024)
             row[j] += g * (float)q[at + j];
             du += row[j] * (float)k[at + j];
         }
-        const floatX d = (floatX)(beta[token * NH + h] * du);
+        const floatX d = (floatX)(plain_beta(beta[token * NH + h]) * du);
         dv[at + i] = d;
 #pragma unroll
         for (int j = 0; j < n; j++)
@@ -75,7 +81,7 @@ static __global__ void __launch_bounds__(SIZE ? SIZE : 1024)
 }
 
 // recurrent_dqk_kernel: a thread a column j of S and D: dq_j = s S_j.do, dk_j = D_j.u - S'_j.dv, S'
-// = S - u k^T the state before; dbeta = dv.u / beta^2 by the first thread (beta 0 counts as 2^-40).
+// = S - u k^T the state before; dbeta = dv.u / beta^2 by the first thread.
 // S = S_T and D = dfinal or zero, for SIZE 0 both (columns by rows) scratch.
 template <int SIZE>
 static __global__ void __launch_bounds__(SIZE ? SIZE : 1024)
@@ -107,7 +113,7 @@ static __global__ void __launch_bounds__(SIZE ? SIZE : 1024)
         }
         dq[at + j] = (floatX)dqj;
         dk[at + j] = (floatX)dkj;
-        const float c = fmaxf(beta[token * NH + h], 9.094947e-13f);
+        const float c = plain_beta(beta[token * NH + h]);
         if (j == 0)
             dbeta[token * NH + h] = sum / c / c;
     }
@@ -167,7 +173,7 @@ static __device__ inline void plain_inverse(float *M, const float *A, const floa
 {
     for (int c = threadIdx.x; c < n; c += PLAIN_THREADS)
         for (int i = 0; i < n; i++) {
-            float sum = i == c ? fmaxf(beta[(size_t)c * heads], 9.094947e-13f) : 0;
+            float sum = i == c ? plain_beta(beta[(size_t)c * heads]) : 0;
             for (int j = 0; j < i; j++)
                 sum -= A[i * n + j] * M[j * n + c];
             M[i * n + c] = sum;
@@ -204,7 +210,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS)
         kept = state + hs * hs;
         plain_product(A, 0, 1, K, KT, n, n, hs);
         for (int i = threadIdx.x; i < n * n; i += PLAIN_THREADS)
-            A[i] *= bs[(size_t)(i / n) * NH];
+            A[i] *= plain_beta(bs[(size_t)(i / n) * NH]);
         __syncthreads();
         plain_inverse(M, A, bs, NH, n);
         plain_lower(M, n, 0);
@@ -252,7 +258,7 @@ static __global__ void __launch_bounds__(PLAIN_THREADS)
         plain_lower(X, n, 0);
         plain_product(F, 0, 1, plain(dV, hs, 1), plain(N, 1, hs), n, n, hs);
         for (int i = threadIdx.x; i < n; i += PLAIN_THREADS) {
-            const float x = fmaxf(beta[(token + i) * NH + h], 9.094947e-13f);
+            const float x = plain_beta(beta[(token + i) * NH + h]);
             dbeta[(token + i) * NH + h] = F[i * n + i] / x / x;
         }
         __syncthreads();

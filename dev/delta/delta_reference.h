@@ -21,8 +21,8 @@ static DeltaReference delta_reference_new(size_t T, size_t HS)
     return r;
 }
 
-// reference_forward_step: S becomes S_t; the error e, u = beta e and out (HS) = from q, k, v, beta of
-// token t.
+// reference_forward_step: S becomes S_t; the error e, u = beta e and out (HS) = from q, k, v, beta
+// of token t.
 static void reference_forward_step(double *out, double *u, double *e, double *S, const float *q,
                                    const float *k, const float *v, double beta, size_t HS)
 {

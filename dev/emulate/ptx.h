@@ -102,8 +102,8 @@ static void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(uint32_t &r0, uint32_
     r0 = lane->r[0], r1 = lane->r[1], r2 = lane->r[2], r3 = lane->r[3];
 }
 
-// movmatrix: y = the transpose of an 8x8 matrix, of whose row l / 4 lane l has elements 2 (l % 4) and
-// the next.
+// movmatrix: y = the transpose of an 8x8 matrix, of whose row l / 4 lane l has elements 2 (l % 4)
+// and the next.
 static void movmatrix_sync_aligned_m8n8_trans_b16(uint32_t &y, uint32_t x)
 {
     EmuLane *lane = emu_lane();

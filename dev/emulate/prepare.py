@@ -10,7 +10,7 @@ Four things in a .cu are not C++ and no macro makes them so:
 
 The first keeps the order of the operands, so that an instruction that emulate.h does not know is an
 error of the compiler, with its name. Lines keep their numbers. A .cu or .cuh that is included with
-"" stands in the place of its #include, once.
+"" stands in the place of its #include, once; other files keep theirs, from where this is started.
 """
 
 import os
@@ -21,7 +21,7 @@ STRING = r'"(?:[^"\\]|\\.)*"'
 ASM = re.compile(r"\basm(?:\s+volatile)?\s*\(")
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
 BARE = re.compile(r"(\w+)<<<([^,>]+), ([^,>]+)(?:, ([^,>]+), ([^,>]+))?>>>\(")
-INCLUDE = re.compile(r'^#include "([^"]+\.cuh?)"$', re.M)
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
 SHARED = re.compile(r"(?<!extern )__shared__ ((?:__align__\(\d+\) )?\w+ (\w+)[^;,]*);")
 
 
@@ -80,7 +80,9 @@ def read(path, seen):
         text = f.read()
 
     def include(match):
-        inside = os.path.join(os.path.dirname(path), match[1])
+        inside = os.path.normpath(os.path.join(os.path.dirname(path), match[1]))
+        if not inside.endswith((".cu", ".cuh")):
+            return f'#include "{inside}"' if os.path.exists(inside) else match[0]
         if os.path.realpath(inside) in seen:
             return ""
         line = text.count("\n", 0, match.end()) + 2

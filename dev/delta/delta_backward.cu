@@ -12,10 +12,10 @@
 //  4 chunks on tensor cores: D through the chunks, with dv; then dq, dk, dbeta of all chunks
 //  5 forward (all that a backward pass needs) and backward
 //
-// On paper, HS 128, a chunk, products of 64x64x128 as in delta_forward.cu: D K^T, dO^T Q, dV^T K 2
-// each, dN^T M 1.9, dO^T P 0.6; dO N^T, dV N^T, X K, X^T Q, F K, F^T K 0.6 each, dO S, dV S, N D 2
-// each: 18.2, 7500 clocks. Memory: D: 63 KiB read, 48 written; dq, dk: 144 read, 32 written: 287
-// KiB, 16200 clocks at 4.2 TB/s: 0.29 ms at the first shape, 0.5 ms with the forward pass.
+// On paper, HS 128, a chunk, products of 64x64x128 as in delta_forward.cu: D K^T, dO^T Q 2 each,
+// dV^T K 4, dN^T M 1.9, dO^T P 0.6; dO N^T, dV N^T, X K, X^T Q, F K, F^T K 0.6 each, dO S, dV S,
+// N D 2 each: 20.2, 8300 clocks. Memory: D: 63 KiB read, 48 written; dq, dk: 144 read, 32 written:
+// 287 KiB, 16200 clocks at 4.2 TB/s: 0.29 ms at the first shape, 0.5 ms with the forward pass.
 #include "delta_bench.cuh"
 
 static const BenchKernel kernels[] = {

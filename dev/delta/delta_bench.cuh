@@ -347,12 +347,13 @@ static void run_both(const void *problem, cudaStream_t stream)
 
 // ---- cases
 
-// delta_bound: on the relative error of a shape's outputs or gradients. Keys that repeat with beta
-// near 2 have bounds of their own (STYLE.md 39).
+// delta_bound: on the relative error of a shape's outputs or gradients. Where beta near 2 meets keys
+// that repeat, or is 2 or 0 and nothing is ever forgotten, it is wider (STYLE.md 39): the recurrence
+// with a rounded u is off by 4.4e-2 after 4097 tokens of the last kind.
 static double delta_bound(const Delta *x, int backward)
 {
     const int bf16 = sizeof(floatX) == 2;
-    if (x->kind == TWO_KEYS || x->kind == ONE_KEY)
+    if (x->kind == TWO_KEYS || x->kind == ONE_KEY || x->kind == EXTREME)
         return bf16 ? 5e-2 : 5e-4;
     return backward ? (bf16 ? BOUND_GRAD_BF16 : BOUND_GRAD_FP32)
                     : (bf16 ? BOUND_FORWARD_BF16 : BOUND_FORWARD_FP32);
@@ -418,7 +419,8 @@ static double delta_recent(const Delta *x)
 }
 
 // delta_structured: each forward kernel's error on keys that repeat, head size 32, over the last
-// 256 outputs; at T = 256 beyond 5% (fp32: 5e-4) it fails. Returns the failures.
+// 256 outputs; beyond 5% (fp32: 5e-4) it fails, but where u is rounded only at T = 256. Returns the
+// failures.
 static int delta_structured(const BenchKernel *kernels, int num_kernels, const BenchOptions *bench)
 {
     static const size_t lengths[] = {256, 512, 4096};
@@ -432,7 +434,8 @@ static int delta_structured(const BenchKernel *kernels, int num_kernels, const B
                 kernels[k].fn(&x, 0);
                 CUDA_CHECK(cudaDeviceSynchronize());
                 const double error = delta_recent(&x), bound = delta_bound(&x, 0);
-                const int ok = isfinite(error) && (i > 0 || error <= bound);
+                const int rounded = sizeof(floatX) == 2 && kernels[k].num < 3; // u
+                const int ok = isfinite(error) && (error <= bound || (rounded && i > 0));
                 printf("  error of the last 256 outputs, T=%zu HS=32%s: kernel %d: %.2e%s\n",
                        x.T, kind ? KIND_NAMES[kind] : " random keys", kernels[k].num, error,
                        ok ? "" : " FAILED");

@@ -13,17 +13,19 @@
 //  5 4, and it stores what a backward pass needs: S before every chunk, N
 //
 // On paper, HS 128, a chunk: products of 64x64x128 (256 mma.sync of 2048 multiplications, 1270 a
-// clock on a multiprocessor): K K^T, Q K^T 0.6 each, S K^T, S Q^T, N^T K 2 each, E^T M^T 1.9, N^T
-// P^T 0.6: 9.7, 4000 clocks; shared memory, 128 bytes a clock, 5000. Memory: M and P: 32 KiB read,
+// clock on a multiprocessor): K K^T, Q K^T 0.6 each, S K^T, S Q^T 2 each, N^T K 4, E^T M^T 1.9, N^T
+// P^T 0.6: 11.7, 4800 clocks; shared memory, 128 bytes a clock, 5000. Memory: M and P: 32 KiB read,
 // 15 written; S: 63 read, 16 written, 64 for a backward pass: 174 KiB, 9800 clocks at 4.2 TB/s. So
 // memory decides: 31 chunks a multiprocessor at the first shape, 0.13 ms (4), 0.17 ms (5). With
-// one sequence (second shape) S goes through 256 chunks with a warp on each multiprocessor: 272 mma
-// at 6.5 clocks and what they wait for, 1800 to 3000 clocks a chunk: 0.25 to 0.45 ms.
+// one sequence (second shape) S goes through 256 chunks with a warp on each multiprocessor: 336 mma
+// at 6.5 clocks and what they wait for, 2200 to 3500 clocks a chunk: 0.32 to 0.51 ms, and M and P.
 //
-// Error of the last 256 outputs, HS 32, as dev/emulate computes it, at T = 256 / 512 / 4096: random
-// keys 0.005 / 0.005 / 0.005; two keys, beta 1.999: 0.022 / 0.034 / 0.104; one key: 0.028 / 0.051 /
-// 0.125. The recurrence with u rounded to BF16 (2) is off by as much: it is N's rounding. 3, which
-// keeps N in fp32: 0.0017.
+// Error of the last 256 outputs, HS 32, as dev/emulate computes it, at T = 256 / 512 / 4096:
+//              2 (u rounded)         3 (N in fp32)         4
+// random keys  0.003  0.003  0.003   0.002  0.002  0.002   0.004  0.004  0.004
+// two keys     0.022  0.033  0.106   0.002  0.002  0.002   0.012  0.016  0.014
+// one key      0.034  0.046  0.122   0.002  0.002  0.002   0.017  0.020  0.031
+// With N as one bf16 number in N^T K (a fifth of S's products less) 4 has 2's errors.
 #include "delta_bench.cuh"
 
 static const BenchKernel kernels[] = {

@@ -27,9 +27,10 @@
 // operand of the next. A last kernel over all chunks makes dQ, dK and dbeta from S and D, which
 // were stored.
 //
-// Precision: A, M by substitution and the running S and D are fp32. M, E and dN enter products as
-// sums of two bf16 numbers, all else as one; rounding M alone would cost a tenth of the output for
-// repeated keys with beta near 2.
+// Precision: A, M by substitution and the running S and D are fp32. What S and D are made of, M, E,
+// N, dN and dV, enters those products as the sum of two bf16 numbers, all else as one. For repeated
+// keys and beta near 2 rounding M costs a tenth of the output, and with N and dV rounded the error
+// grows with the square root of T.
 #ifndef SEQ_DEV_DELTA_KERNELS_CUH
 #define SEQ_DEV_DELTA_KERNELS_CUH
 
@@ -163,10 +164,10 @@ static __device__ inline void delta_state_dots(float c[8][4], const float S[HS /
 }
 
 // delta_add: c (16 x HS) += a (16 x 64) times a tile of 64 rows, at row_at; of a only the blocks of
-// 16 columns first .. last.
-template <int HS>
-static __device__ inline void delta_add(float c[HS / 8][4], const uint4 a[4], const floatX *tile,
-                                        int first, int last)
+// 16 columns first .. last. LOW: a + lo for a.
+template <int HS, int LOW>
+static __device__ inline void delta_add(float c[HS / 8][4], const uint4 a[4], const uint4 *lo,
+                                        const floatX *tile, int first, int last)
 {
 #pragma unroll
     for (int k = 0; k < 4; k++)
@@ -176,6 +177,10 @@ static __device__ inline void delta_add(float c[HS / 8][4], const uint4 a[4], co
                 const uint4 b = ldmatrix<1>(tile + 16 * k * (HS + 8) + 16 * n);
                 mma(c[2 * n], a[k], b.x, b.y);
                 mma(c[2 * n + 1], a[k], b.z, b.w);
+                if (LOW) {
+                    mma(c[2 * n], lo[k], b.x, b.y);
+                    mma(c[2 * n + 1], lo[k], b.z, b.w);
+                }
             }
 }
 
@@ -448,8 +453,8 @@ static __global__ void __launch_bounds__(WARPS > 4 ? 32 * WARPS : DELTA_THREADS)
         delta_pack(hi, lo, e);
         delta_by_lower<1, 1>(next, hi, lo, ms + column_at(lane, DELTA_LD));
         delta_pack(hi, lo, next);
+        delta_add<HS, 1>(S, hi, lo, ks + row_at(lane, LD), 0, 3);
         delta_by_lower<1, 0>(out, hi, NULL, ps + column_at(lane, DELTA_LD));
-        delta_add<HS>(S, hi, ks + row_at(lane, LD), 0, 3);
         delta_store_columns(o + (size_t)c * DELTA_CS * C, out, s, C, rows, hs - row);
         if (keep)
             delta_store_columns(n + (size_t)c * DELTA_CS * C, next, 1, C, rows, hs - row);
@@ -512,14 +517,14 @@ static __global__ void __launch_bounds__(WARPS > 4 ? 32 * WARPS : DELTA_THREADS)
             g[i] = ldmatrix<1>(gs + 16 * i * LDV + 16 * warp + column_at(lane, LDV));
         delta_by_lower<0, 0>(dn, g, NULL, ps + row_at(lane, DELTA_LD));
         delta_state_dots<HS>(dn, D, ks + column_at(lane, LD));
-        delta_add<HS>(D, g, qs + row_at(lane, LD), 0, 3);
+        delta_add<HS, 0>(D, g, NULL, qs + row_at(lane, LD), 0, 3);
         delta_pack(hi, lo, dn);
         delta_by_lower<0, 1>(e, hi, lo, ms + row_at(lane, DELTA_LD));
         delta_store_columns(dv + (size_t)c * DELTA_CS * pitch, e, s, pitch, T - c * DELTA_CS,
                             hs - row);
         delta_scale<8>(e, -1);
         delta_pack(hi, lo, e);
-        delta_add<HS>(D, hi, ks + row_at(lane, LD), 0, 3);
+        delta_add<HS, 1>(D, hi, lo, ks + row_at(lane, LD), 0, 3);
     }
     if (dinitial && warp < WARPS)
         delta_state_store<HS>(dinitial + (size_t)head * hs * hs, D, s, row, hs);
@@ -579,11 +584,11 @@ static __global__ void __launch_bounds__(DELTA_THREADS, 2)
     delta_rows_times<HS>(d, gs + left, ss + right);
     delta_scale<HS / 8>(d, s);
     delta_pack(a, lo, x);
-    delta_add<HS>(d, a, ks + right, 0, warp);
+    delta_add<HS, 0>(d, a, NULL, ks + right, 0, warp);
     delta_store_rows<HS>(dq + at + (size_t)own * pitch, d, 1, pitch, rows - own, hs);
     delta_rows_times<HS>(e, vs + left, ss + right);
     delta_pack(a, lo, f);
-    delta_add<HS>(e, a, ks + right, 0, warp);
+    delta_add<HS, 0>(e, a, NULL, ks + right, 0, warp);
     __syncthreads(); // dout, dv and S have been read
     delta_fetch<DELTA_CS, HS, THREADS>(gs, q + at, pitch, rows, hs);
     delta_fetch<HS, HS, THREADS>(ss, dstates + state, hs, hs, hs);
@@ -601,12 +606,12 @@ static __global__ void __launch_bounds__(DELTA_THREADS, 2)
 #pragma unroll
     for (int i = 0; i < 4; i++)
         a[i] = i >= warp ? ldmatrix<1>(fs + 16 * i * DELTA_LD + column) : uint4{};
-    delta_add<HS>(e, a, ks + right, warp, 3);
+    delta_add<HS, 0>(e, a, NULL, ks + right, warp, 3);
     delta_scale<HS / 8>(e, -1);
 #pragma unroll
     for (int i = 0; i < 4; i++)
         a[i] = i >= warp ? ldmatrix<1>(xs + 16 * i * DELTA_LD + column) : uint4{};
-    delta_add<HS>(e, a, gs + right, warp, 3);
+    delta_add<HS, 0>(e, a, NULL, gs + right, warp, 3);
     delta_rows_times<HS>(e, ns + left, ss + right);
     delta_store_rows<HS>(dk + at + (size_t)own * pitch, e, 1, pitch, rows - own, hs);
 }

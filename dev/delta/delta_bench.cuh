@@ -347,9 +347,9 @@ static void run_both(const void *problem, cudaStream_t stream)
 
 // ---- cases
 
-// delta_bound: on the relative error of a shape's outputs or gradients. Where beta near 2 meets keys
-// that repeat, or is 2 or 0 and nothing is ever forgotten, it is wider (STYLE.md 39): the recurrence
-// with a rounded u is off by 4.4e-2 after 4097 tokens of the last kind.
+// delta_bound: on the relative error of a shape's outputs or gradients. Where beta near 2 meets
+// keys that repeat, or is 2 or 0 and nothing is ever forgotten, it is wider (STYLE.md 39): the
+// recurrence with a rounded u is off by 4.4e-2 after 4097 tokens of the last kind.
 static double delta_bound(const Delta *x, int backward)
 {
     const int bf16 = sizeof(floatX) == 2;

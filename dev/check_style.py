@@ -26,7 +26,7 @@ COLUMNS = 100
 FILE_COMMENT = 60
 MIX_BY_LINE = 120
 FUNCTION, MAIN, KERNEL = 100, 120, 160
-ORDER = ("cuda", "mix", "layers", "optimizer", "model", "train", "main")
+ORDER = ("mix", "layers", "optimizer", "model", "train", "main")
 
 LIBM = ("acos acosh asin asinh atan atan2 atanh cbrt ceil copysign cos cosh erf erfc exp exp2 "
         "expm1 fabs fdim floor fma fmax fmin fmod frexp hypot ldexp lgamma log log10 log1p log2 "
@@ -131,7 +131,7 @@ def check_file_comment(src):
 
 
 def check_sections(src):
-    """3: [mix], [layers], [model], [main] in this order, [cuda] before them; [mix] early."""
+    """3: [mix], [layers], [model], [main] in this order; [mix] early."""
     if not src.train:
         return
     at = {}
@@ -140,7 +140,7 @@ def check_sections(src):
         if banner and csource.is_ruler(ruler):
             at.setdefault(banner.group(1), n)
     last = None
-    for name in ORDER if src.cuda else ORDER[1:]:
+    for name in ORDER:
         if name not in at:
             yield 1, f"no section [{name}]; open it with a ruler and `// [{name}] Title.`"
             continue
@@ -278,11 +278,11 @@ def self_test():
     c, cu, h = "train_x.c", "train_x.cu", "util/x.h"
 
     see("a clean .c", c, top + sections)
-    see("a clean .cu", cu, top + banner("cuda") + sections)
+    see("a clean .cu", cu, top + sections)
     see("a clean header", h, top + "// f: 1.\nstatic inline int f(void) { return 1; }\n")
     for path, budget in (("train_gpt2.c", 1300), (c, 1200), ("test_x.c", 1200), (cu, 2200),
                          ("train_metala.cu", 2700), (h, 500), ("Makefile", 150)):
-        text = top + (banner("cuda") if path.endswith(".cu") else "") + sections
+        text = top + sections
         pad = budget - text.count("\n")
         see(f"{path} at its budget", path, text + "//\n" * pad)
         see(f"{path} over its budget", path, text + "//\n" * (pad + 1),
@@ -306,8 +306,8 @@ def self_test():
     see("[model] first", c, top + "".join(map(banner, early)) + "//\n",
         "4: [model] stands before [optimizer]")
     see("[mix] after line 120", c, top + "//\n" * 117 + sections, "121: [mix] opens after line 120")
-    see("[mix] before [cuda]", cu, top + banner("mix") + banner("cuda") + tail,
-        "4: [mix] stands before [cuda]")
+    see("[model] first in a .cu", cu, top + "".join(map(banner, early)) + "//\n",
+        "4: [model] stands before [optimizer]")
     see("no contract comment", c, top + sections + "\nint f(void) { }\n", "23: f() has no")
     see("a banner is no contract", c, top + sections.replace("\n\n", "\nint f(void) {}\n", 1),
         "5: f() has no")

@@ -111,6 +111,7 @@ static inline unsigned emu_float_as_uint(float x)
         const unsigned blocks_ = cuda_fits((const void *)(kernel), #kernel, (grid), (block), \
                                            (smem), __FILE__, __LINE__); \
         emu_launch((kernel), #kernel, blocks_, (block), (smem))(__VA_ARGS__); \
+        emu_in_stream(stream); \
         timing_mark(#kernel, (stream)); \
     } while (0)
 

@@ -1,22 +1,27 @@
 #!/usr/bin/env python3
 """prepare.py FILE.cu OUT: a CUDA source as C++ that g++ compiles behind emulate.h.
 
-Three things in a .cu are not C++ and no macro makes them so:
+Four things in a .cu are not C++ and no macro makes them so:
 
     asm("mma.sync.x {%0}, {%1};" : "+f"(c) : "r"(a))    becomes    mma_sync_x(c, a);
     extern __shared__ float x[];                        becomes    float *x = ...;
     __shared__ float y[8];                              becomes    static float y[8]; poisoned
+    x_kernel<<<1, 32, 0, stream>>>(y);                  becomes    LAUNCH(x_kernel, 1, 32, ..., y);
 
 The first keeps the order of the operands, so that an instruction that emulate.h does not know is an
-error of the compiler, with its name. Lines keep their numbers.
+error of the compiler, with its name. Lines keep their numbers. A .cu or .cuh that is included with
+"" stands in the place of its #include, once; other files keep theirs, from where this is started.
 """
 
+import os
 import re
 import sys
 
 STRING = r'"(?:[^"\\]|\\.)*"'
 ASM = re.compile(r"\basm(?:\s+volatile)?\s*\(")
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+BARE = re.compile(r"(\w+)<<<([^,>]+), ([^,>]+)(?:, ([^,>]+), ([^,>]+))?>>>\(")
+INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
 SHARED = re.compile(r"(?<!extern )__shared__ ((?:__align__\(\d+\) )?\w+ (\w+)[^;,]*);")
 
 
@@ -64,16 +69,33 @@ def prepare(text):
                 "\n" * lines]
         at = end + 1
     text = DYNAMIC.sub(r"\1 *\2 = (\1 *)emu_block.dynamic;", "".join(out) + text[at:])
+    text = BARE.sub(lambda m: f"LAUNCH({m[1]}, {m[2]}, {m[3]}, {m[4] or 0}, {m[5] or 0}, ", text)
     return SHARED.sub(r"static \1; emu_fresh(&\2, sizeof \2);", text)
+
+
+def read(path, seen):
+    """The source of a file, with that of the .cu and .cuh that it includes; seen: those so far."""
+    seen.add(os.path.realpath(path))
+    with open(path, encoding="utf-8") as f:
+        text = f.read()
+
+    def include(match):
+        inside = os.path.normpath(os.path.join(os.path.dirname(path), match[1]))
+        if not inside.endswith((".cu", ".cuh")):
+            return f'#include "{inside}"' if os.path.exists(inside) else match[0]
+        if os.path.realpath(inside) in seen:
+            return ""
+        line = text.count("\n", 0, match.end()) + 2
+        return f'{read(inside, seen)}\n#line {line} "{path}"'
+
+    return f'#line 1 "{path}"\n{INCLUDE.sub(include, text)}'
 
 
 def main(argv):
     if len(argv) != 3:
         raise SystemExit("usage: prepare.py FILE.cu OUT")
-    with open(argv[1], encoding="utf-8") as f:
-        text = prepare(f.read())
     with open(argv[2], "w", encoding="utf-8") as f:
-        f.write(f'#line 1 "{argv[1]}"\n{text}')
+        f.write(prepare(read(argv[1], set())))
 
 
 if __name__ == "__main__":

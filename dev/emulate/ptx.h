@@ -110,6 +110,22 @@ static void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(uint32_t &r0, uint32_
     r0 = lane->r[0], r1 = lane->r[1], r2 = lane->r[2], r3 = lane->r[3];
 }
 
+// movmatrix: y = the transpose of an 8x8 matrix, of whose row l / 4 lane l has elements 2 (l % 4)
+// and the next.
+static void movmatrix_sync_aligned_m8n8_trans_b16(uint32_t &y, uint32_t x)
+{
+    EmuLane *lane = emu_lane();
+    lane->word = x;
+    emu_together("movmatrix", ~0u, [](EmuLane *lanes) {
+        for (int l = 0; l < EMU_WARP; l++) {
+            const int from = l % 4 * 8 + l / 8, shift = l / 4 % 2 * 16; // of rows 2 (l % 4), + 1
+            lanes[l].r[0] = (uint32_t)(lanes[from].word >> shift & 0xffff) |
+                            (uint32_t)(lanes[from + 4].word >> shift & 0xffff) << 16;
+        }
+    });
+    y = lane->r[0];
+}
+
 // cp_async_ca_shared_global: start copying the first `given` of `bytes` bytes, zeros for the rest.
 static void cp_async_ca_shared_global(uint32_t at, const void *from, int bytes, int given)
 {

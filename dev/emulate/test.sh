@@ -335,10 +335,22 @@ deltanet_checks() {
         --text "$work/tokens.bin" --batch-size 1
 }
 
+# delta_ladder DIRECTION B T C: the chunk kernels of the delta rule's ladder on a shape of two heads
+delta_ladder() {
+    local log=$work/delta.$1.$2.$3.$4 kernel=4
+    [ $1 = forward ] && kernel=5 # with what the backward pass needs
+    $build/delta_$1 --check-only --kernel $kernel --B $2 --T $3 --C $4 >"$log" 2>&1 &&
+        row "delta $1 B=$2 T=$3 HS=$(($4 / 2))" "ok $(tail -n 1 "$log")" ||
+        row "delta $1 B=$2 T=$3 HS=$(($4 / 2))" "FAIL $(head -n 3 "$log" | tr '\n' ' ')"
+}
+
 start=$(date +%s)
 mkdir -p $build
 [ $# -gt 0 ] || set -- $(ls train_*.cu | sed -E 's/train_(.*)\.cu/\1/')
 background compile dev/emulate/faults.cu $build/faults -Idev/emulate
+for direction in forward backward; do
+    background compile dev/delta/delta_$direction.cu $build/delta_$direction -DPRECISION_BF16
+done
 for model in "$@"; do
     background compile train_$model.cu $build/${model}_bf16 -DPRECISION_BF16
     background compile train_$model.cu $build/${model}_fp32
@@ -349,6 +361,11 @@ wait
 compiled=$(date +%s)
 tokens >"$work/tokens.bin"
 background faults
+for direction in forward backward; do
+    background delta_ladder $direction 2 65 64
+    background delta_ladder $direction 1 130 144 # 72 channels in tiles of 128
+    background delta_ladder $direction 50 2 128 # 4 warps of rows a block, elsewhere 1
+done
 for model in "$@"; do
     ${model}_checks
 done

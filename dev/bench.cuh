@@ -139,8 +139,9 @@ static inline int bench_guards(const BenchBuffer *b)
 {
     unsigned char band[2][BENCH_GUARD];
     int same = 1;
-    CUDA_CHECK(cudaMemcpy(band[0], (char *)b->data - BENCH_GUARD, BENCH_GUARD, cudaMemcpyDefault));
-    CUDA_CHECK(cudaMemcpy(band[1], (char *)b->data + b->bytes, BENCH_GUARD, cudaMemcpyDefault));
+    const cudaMemcpyKind to_host = cudaMemcpyDeviceToHost;
+    CUDA_CHECK(cudaMemcpy(band[0], (char *)b->data - BENCH_GUARD, BENCH_GUARD, to_host));
+    CUDA_CHECK(cudaMemcpy(band[1], (char *)b->data + b->bytes, BENCH_GUARD, to_host));
     for (int i = 0; i < BENCH_GUARD; i++)
         same &= band[0][i] == BENCH_GUARD_BYTE && band[1][i] == BENCH_GUARD_BYTE;
     return same;
@@ -220,7 +221,9 @@ static inline unsigned long long bench_bits(const BenchCase *c)
     CUDA_CHECK(cudaMemset(d_sum, 0, 8));
     for (int i = 0; i < c->num_outputs; i++) {
         const BenchBuffer *b = c->outputs[i].buffer;
-        bench_bits_kernel<<<1024, 256>>>(d_sum, (const uint16_t *)b->data, b->bytes / 2);
+        const size_t blocks = b->bytes / 2 / 256 + 1;
+        bench_bits_kernel<<<blocks < 1024 ? (unsigned)blocks : 1024, 256>>>(
+            d_sum, (const uint16_t *)b->data, b->bytes / 2);
         CUDA_CHECK(cudaGetLastError());
     }
     CUDA_CHECK(cudaMemcpy(&sum, d_sum, 8, cudaMemcpyDeviceToHost));

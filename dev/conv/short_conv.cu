@@ -12,14 +12,16 @@
 // hT are the last three of h0 and x; their gradient dhT is added to that of the rows they are.
 // Bytes: forward reads x and writes out, backward reads x and dout and writes dx: 2 and 3 B T C
 // elements. A row serves four outputs: who reads it once keeps the three before it in registers.
-// GB/s (% of copy): not measured yet on a GPU; `./short_conv` prints the table.
+// An element of 4 bytes (bf16) at 4.2 TB/s leaves 28 issue slots forward, of 6 bytes 42 backward;
+// about 14 and 26 are needed: bound by memory. `./short_conv` prints the table of GB/s.
 //
 // Forward                              Backward
 //   1  a thread an output                1  a thread a dx, dz four times; a thread a K[c,w]
 //   2  16-byte accesses, four rows       2  dz to memory in fp32; dx; dK by chunks of rows
 //   3  a strip of 16 rows a thread       3  one pass, strips of 16 rows, 16-byte accesses
 //   4  32 rows, 8 of them in flight      4  one pass, strips of 64 rows
-//   5  64 rows, 8 of them in flight      5  4 with 8-byte accesses in bf16: half the registers
+//   5  64 rows, 8 of them in flight      5  4 with 8-byte accesses: half the registers
+//   6  4 with 8-byte accesses
 // The one-pass kernels read three rows before a strip, and backward three after it, a second time.
 //
 // dK is the same in every run: a thread adds up its strips, a block its threads in order, and a
@@ -136,6 +138,7 @@ template <int VEC> static __device__ __forceinline__ void widen(float (&v)[VEC],
         v[i] = (float)x[i];
 }
 
+// store: with __stcg; a plain assignment the compiler splits into 4-byte stores.
 template <int VEC> static __device__ __forceinline__ void store(floatX *p, const float (&v)[VEC])
 {
     floatX x[VEC];
@@ -143,7 +146,7 @@ template <int VEC> static __device__ __forceinline__ void store(floatX *p, const
     for (int i = 0; i < VEC; i++)
         x[i] = (floatX)v[i];
     memcpy(&bits, x, sizeof bits);
-    *(typename Row<VEC>::Bits *)p = bits;
+    __stcg((typename Row<VEC>::Bits *)p, bits);
 }
 
 // load_weight: weight (C,4) of VEC channels from c on, by position.
@@ -151,9 +154,12 @@ template <int VEC>
 static __device__ __forceinline__ void load_weight(float (&k)[WINDOW][VEC], const floatX *weight,
                                                    size_t c)
 {
-    for (int i = 0; i < VEC; i++)
-        for (int w = 0; w < WINDOW; w++)
-            k[w][i] = (float)weight[(c + i) * WINDOW + w];
+    for (int j = 0; j < WINDOW; j++) {
+        float v[VEC];
+        widen(v, load<VEC>(weight + c * WINDOW + j * VEC));
+        for (int i = 0; i < VEC; i++)
+            k[(j * VEC + i) % WINDOW][(j * VEC + i) / WINDOW] = v[i];
+    }
 }
 
 // load_before: v = row t of x, VEC channels from c on; before row 0 h0's, zeros without.
@@ -464,9 +470,10 @@ static __global__ void __launch_bounds__(THREADS)
 // fits: whether all arrays and rows allow accesses of `bytes` bytes.
 static int fits(const Conv *p, size_t bytes)
 {
-    const void *arrays[] = {p->out, p->hT, p->dx, p->dh0, p->dout, p->dhT, p->x, p->h0};
+    const void *arrays[] = {p->out, p->hT,  p->dx, p->dh0,   p->dout,
+                            p->dhT, p->x,   p->h0, p->weight};
     size_t bits = p->C * sizeof(floatX);
-    for (int i = 0; i < 8; i++)
+    for (int i = 0; i < 9; i++)
         bits |= (size_t)arrays[i];
     return bits % bytes == 0;
 }
@@ -509,11 +516,12 @@ static void strips(const Conv *p, cudaStream_t stream)
     CUDA_CHECK(cudaGetLastError());
 }
 
-template <int STRIP, int U>
+template <int VEC, int STRIP, int U>
 static void forward(const void *problem, cudaStream_t stream)
 {
     const Conv *p = (const Conv *)problem;
-    fits(p, 16) ? strips<WIDE, STRIP, U>(p, stream) : strips<1, STRIP, U>(p, stream);
+    fits(p, VEC * sizeof(floatX)) ? strips<VEC, STRIP, U>(p, stream)
+                                  : strips<1, STRIP, U>(p, stream);
 }
 
 // total: dweight from the sums in p's work at `sums`.
@@ -572,9 +580,10 @@ static void backward(const void *problem, cudaStream_t stream)
 static const BenchKernel forward_kernels[] = {
     {1, "thread an output", forward1, NULL},
     {2, "16-byte accesses, four rows", forward2, NULL},
-    {3, "strip of 16 rows", forward<16, 4>, NULL},
-    {4, "strip of 32 rows, 8 in flight", forward<32, 8>, NULL},
-    {5, "strip of 64 rows, 8 in flight", forward<64, 8>, NULL},
+    {3, "strip of 16 rows", forward<WIDE, 16, 4>, NULL},
+    {4, "strip of 32 rows, 8 in flight", forward<WIDE, 32, 8>, NULL},
+    {5, "strip of 64 rows, 8 in flight", forward<WIDE, 64, 8>, NULL},
+    {6, "4 with half the width", forward<HALF, 32, 8>, NULL},
 };
 
 static const BenchKernel backward_kernels[] = {
@@ -582,7 +591,7 @@ static const BenchKernel backward_kernels[] = {
     {2, "dz in memory, dx, parts of dK", backward2, NULL},
     {3, "one pass, strip of 16 rows", backward<WIDE, 16, 4>, NULL},
     {4, "one pass, strip of 64 rows", backward<WIDE, 64, 4>, NULL},
-    {5, "4 with 8-byte accesses", backward<HALF, 64, 4>, NULL},
+    {5, "4 with half the width", backward<HALF, 64, 4>, NULL},
 };
 
 // work_floats: what a kernel needs at most.

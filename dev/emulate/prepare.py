@@ -6,7 +6,7 @@ Four things in a .cu are not C++ and no macro makes them so:
     asm("mma.sync.x {%0}, {%1};" : "+f"(c) : "r"(a))    becomes    mma_sync_x(c, a);
     extern __shared__ float x[];                        becomes    float *x = ...;
     __shared__ float y[8];                              becomes    static float y[8]; poisoned
-    kernel<4><<<grid, 9>>>(x);                          becomes    EMU_START((kernel<4>), grid, 9)(x);
+    kernel<<<grid, 9>>>(x);                             becomes    EMU_START((kernel), grid, 9)(x);
 
 The first keeps the order of the operands, so that an instruction that emulate.h does not know is an
 error of the compiler, with its name. The .cuh files that a ladder includes are put in their place,

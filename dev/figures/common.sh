@@ -14,6 +14,7 @@
 #   TRAINER=./train_causalrn_gpu  GPT2=./train_gpt2_gpu    a trainer that is not built is skipped
 #   SEEDS="1 2 3"  STEPS=N        EXTRA="options"          more options for every run
 #   RUNS=runs/figures             FIGURES=dev/figures      where runs, and pictures and data/, go
+#   ONLY="curve ..."              these curves' runs; all that have data are drawn
 #   DRAW_ONLY=1                   no runs: draw what is in $FIGURES/data
 #   JOBS=1                        runs at once, in turn on the GPUs of CUDA_VISIBLE_DEVICES, or all
 #   SAVE_EVERY=200                steps between a run's checkpoints
@@ -23,7 +24,7 @@ set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 : "${TRAINER:=./train_causalrn_gpu}" "${GPT2:=./train_gpt2_gpu}" "${SEEDS:=1 2 3}" "${EXTRA:=}"
 : "${RUNS:=runs/figures}" "${FIGURES:=dev/figures}" "${DRAW_ONLY:=}" "${LENGTHS:=}"
-: "${JOBS:=1}" "${SAVE_EVERY:=200}"
+: "${JOBS:=1}" "${SAVE_EVERY:=200}" "${ONLY:=}"
 number() { # NAME VALUE: die unless the value is a whole number from 0 on
     case $2 in
     "" | *[!0-9]*) echo "error: $1: expected a whole number, got \"$2\"" >&2 && exit 2 ;;
@@ -32,6 +33,7 @@ number() { # NAME VALUE: die unless the value is a whole number from 0 on
 for seed in $SEEDS; do number SEEDS "$seed"; done
 number STEPS "$STEPS" && number THIN "$THIN" && number S "${S:-1}"
 number JOBS "$JOBS" && number SAVE_EVERY "$SAVE_EVERY"
+[ "$JOBS" -gt 0 ] || { echo "error: JOBS: expected at least 1, got 0" >&2 && exit 2; }
 failed=0 labels=() curves=() panels_of=()
 mkdir -p "$FIGURES/data" "$RUNS/$FIGURE" || exit 3
 
@@ -174,7 +176,7 @@ offers() {
 # curve NAME TRAINER OPTIONS...: train it with every seed and copy the logs, thinned, to data/.
 curve() {
     local name=$1 trainer=$2 seed
-    if [ -n "$DRAW_ONLY" ]; then
+    if [ -n "$DRAW_ONLY" ] || [[ -n $ONLY && " $ONLY " != *" $name "* ]]; then
         return
     fi
     if [ ! -x "$trainer" ]; then

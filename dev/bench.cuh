@@ -139,9 +139,8 @@ static inline int bench_guards(const BenchBuffer *b)
 {
     unsigned char band[2][BENCH_GUARD];
     int same = 1;
-    const cudaMemcpyKind to_host = cudaMemcpyDeviceToHost;
-    CUDA_CHECK(cudaMemcpy(band[0], (char *)b->data - BENCH_GUARD, BENCH_GUARD, to_host));
-    CUDA_CHECK(cudaMemcpy(band[1], (char *)b->data + b->bytes, BENCH_GUARD, to_host));
+    CUDA_CHECK(cudaMemcpy(band[0], (char *)b->data - BENCH_GUARD, BENCH_GUARD, cudaMemcpyDefault));
+    CUDA_CHECK(cudaMemcpy(band[1], (char *)b->data + b->bytes, BENCH_GUARD, cudaMemcpyDefault));
     for (int i = 0; i < BENCH_GUARD; i++)
         same &= band[0][i] == BENCH_GUARD_BYTE && band[1][i] == BENCH_GUARD_BYTE;
     return same;

@@ -26,6 +26,7 @@
 //
 // dK is the same in every run: a thread adds up its strips, a block its threads in order, and a
 // second kernel the blocks, in double; how the work is cut depends on the shape alone.
+#include "../../util/cuda.h"
 #include "../bench.cuh"
 
 #ifdef PRECISION_BF16
@@ -479,21 +480,14 @@ static int fits(const Conv *p, size_t bytes)
 }
 
 // blocks: of THREADS threads, one for each of n.
-static unsigned blocks(size_t n)
-{
-    const size_t count = (n + THREADS - 1) / THREADS;
-    if (count > INT32_MAX)
-        die(EXIT_USAGE, "short_conv: %zu blocks, expected at most 2^31 - 1", count);
-    return (unsigned)count;
-}
+static size_t blocks(size_t n) { return (n + THREADS - 1) / THREADS; }
 
 enum { WIDE = 16 / sizeof(floatX), HALF = WIDE / 2 };
 
 template <int VEC>
 static void rows(const Conv *p, cudaStream_t stream)
 {
-    rows_kernel<VEC><<<blocks(p->B * p->T * (p->C / VEC)), THREADS, 0, stream>>>(*p);
-    CUDA_CHECK(cudaGetLastError());
+    LAUNCH((rows_kernel<VEC>), blocks(p->B * p->T * (p->C / VEC)), THREADS, 0, stream, *p);
 }
 
 static void forward1(const void *problem, cudaStream_t stream)
@@ -511,9 +505,8 @@ template <int VEC, int STRIP, int U>
 static void strips(const Conv *p, cudaStream_t stream)
 {
     const size_t NS = (p->T + STRIP - 1) / STRIP;
-    strip_kernel<VEC, STRIP, U>
-        <<<blocks(p->B * NS * (p->C / VEC)), THREADS, 0, stream>>>(*p, NS);
-    CUDA_CHECK(cudaGetLastError());
+    LAUNCH((strip_kernel<VEC, STRIP, U>), blocks(p->B * NS * (p->C / VEC)), THREADS, 0, stream,
+           *p, NS);
 }
 
 template <int VEC, int STRIP, int U>
@@ -527,18 +520,15 @@ static void forward(const void *problem, cudaStream_t stream)
 // total: dweight from the sums in p's work at `sums`.
 static void total(const Conv *p, const float *sums, size_t parts, cudaStream_t stream)
 {
-    total_kernel<<<blocks(p->C * WINDOW), THREADS, 0, stream>>>(p->dweight, sums, parts,
-                                                                p->C * WINDOW);
-    CUDA_CHECK(cudaGetLastError());
+    LAUNCH(total_kernel, blocks(p->C * WINDOW), THREADS, 0, stream, p->dweight, sums, parts,
+           p->C * WINDOW);
 }
 
 static void backward1(const void *problem, cudaStream_t stream)
 {
     const Conv *p = (const Conv *)problem;
-    dx_kernel<<<blocks(p->B * (p->T + CARRY) * p->C), THREADS, 0, stream>>>(*p, NULL);
-    CUDA_CHECK(cudaGetLastError());
-    dweight_kernel<<<blocks(p->C * WINDOW), THREADS, 0, stream>>>(*p);
-    CUDA_CHECK(cudaGetLastError());
+    LAUNCH(dx_kernel, blocks(p->B * (p->T + CARRY) * p->C), THREADS, 0, stream, *p, NULL);
+    LAUNCH(dweight_kernel, blocks(p->C * WINDOW), THREADS, 0, stream, *p);
 }
 
 static void backward2(const void *problem, cudaStream_t stream)
@@ -546,12 +536,9 @@ static void backward2(const void *problem, cudaStream_t stream)
     const Conv *p = (const Conv *)problem;
     const size_t n = p->B * p->T * p->C, parts = (p->B * p->T + CHUNK - 1) / CHUNK;
     float *dz = p->work, *sums = p->work + n;
-    dz_kernel<<<blocks(n), THREADS, 0, stream>>>(*p, dz);
-    CUDA_CHECK(cudaGetLastError());
-    dx_kernel<<<blocks(p->B * (p->T + CARRY) * p->C), THREADS, 0, stream>>>(*p, dz);
-    CUDA_CHECK(cudaGetLastError());
-    parts_kernel<<<blocks(parts * p->C * WINDOW), THREADS, 0, stream>>>(*p, sums, dz, parts);
-    CUDA_CHECK(cudaGetLastError());
+    LAUNCH(dz_kernel, blocks(n), THREADS, 0, stream, *p, dz);
+    LAUNCH(dx_kernel, blocks(p->B * (p->T + CARRY) * p->C), THREADS, 0, stream, *p, dz);
+    LAUNCH(parts_kernel, blocks(parts * p->C * WINDOW), THREADS, 0, stream, *p, sums, dz, parts);
     total(p, sums, parts, stream);
 }
 
@@ -564,9 +551,8 @@ static void back(const Conv *p, cudaStream_t stream)
     size_t parts = BLOCKS / tiles < 1 ? 1 : BLOCKS / tiles;
     parts = parts < MOST_PARTS ? parts : MOST_PARTS;
     parts = parts < groups ? parts : groups;
-    back_kernel<VEC, STRIP, U><<<blocks(parts * tiles * THREADS), THREADS, 0, stream>>>(
-        *p, p->work, NS, parts, tiles);
-    CUDA_CHECK(cudaGetLastError());
+    LAUNCH((back_kernel<VEC, STRIP, U>), parts * tiles, THREADS, 0, stream, *p, p->work, NS, parts,
+           tiles);
     total(p, p->work, parts, stream);
 }
 

@@ -334,6 +334,14 @@ static unsigned __ballot_sync(unsigned mask, bool x)
     return (unsigned)emu_lane()->word;
 }
 
+// atomicAdd: *x += y; the value before. Between two waits a thread runs alone.
+template <class X> static X atomicAdd(X *x, X y)
+{
+    const X before = *x;
+    *x = before + y;
+    return before;
+}
+
 // __any_sync: whether any lane's x is true.
 static bool __any_sync(unsigned mask, bool x)
 {

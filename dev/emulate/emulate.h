@@ -103,14 +103,6 @@ template <class X> static inline void __stcg(X *p, X x)
     *p = x;
 }
 
-// atomicAdd: of integers; returns what was there.
-static inline unsigned long long atomicAdd(unsigned long long *sum, unsigned long long x)
-{
-    const unsigned long long before = *sum;
-    *sum += x;
-    return before;
-}
-
 #include "block.h"
 #include "ptx.h"
 #include "runtime.h"
@@ -125,6 +117,7 @@ static inline unsigned long long atomicAdd(unsigned long long *sum, unsigned lon
         const unsigned blocks_ = cuda_fits((const void *)(kernel), #kernel, (grid), (block), \
                                            (smem), __FILE__, __LINE__); \
         emu_launch((kernel), #kernel, blocks_, (block), (smem))(__VA_ARGS__); \
+        emu_in_stream(stream); \
         timing_mark(#kernel, (stream)); \
     } while (0)
 
@@ -137,22 +130,6 @@ static auto emu_launch(void (*kernel)(P...), const char *name, unsigned grid, di
         emu_queue_push([=] {
             emu_run_grid(name, grid, block, dynamic_bytes, [=] { kernel(arguments...); });
         });
-    };
-}
-
-// EMU_START: what prepare.py makes of <<< >>>, which ladders write: the default stream's, and done
-// when the host goes on.
-#define EMU_START(kernel, ...) emu_start(kernel, #kernel, __VA_ARGS__)
-
-template <class... P>
-static auto emu_start(void (*kernel)(P...), const char *name, dim3 grid, dim3 block,
-                      size_t dynamic_bytes = 0, cudaStream_t = 0)
-{
-    if (grid.y != 1 || grid.z != 1)
-        emu_fail(name, "a grid of more than one dimension");
-    return [=](P... arguments) {
-        emu_launch(kernel, name, grid.x, block, dynamic_bytes)(arguments...);
-        emu_waits(name);
     };
 }
 

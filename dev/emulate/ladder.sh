@@ -12,6 +12,6 @@ mkdir -p build/emulate
 python3 dev/emulate/prepare.py "$source" "$out.cc"
 g++ -std=gnu++20 -O1 -g1 -w -fopenmp -fno-strict-aliasing -fsanitize=alignment \
     -fno-sanitize-recover=alignment -U_FORTIFY_SOURCE -DGIT_HASH='"emulation"' -DPOISON \
-    -idirafter "$headers" -I. -include dev/emulate/emulate.h "$@" "$out.cc" -o "$out"
+    -idirafter "$headers" -I. -Idev -include dev/emulate/emulate.h "$@" "$out.cc" -o "$out"
 # SHAPE is a list of words
 "$out" --check-only --kernel "${KERNEL:-all}" ${SHAPE:-}

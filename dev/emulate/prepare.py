@@ -6,11 +6,11 @@ Four things in a .cu are not C++ and no macro makes them so:
     asm("mma.sync.x {%0}, {%1};" : "+f"(c) : "r"(a))    becomes    mma_sync_x(c, a);
     extern __shared__ float x[];                        becomes    float *x = ...;
     __shared__ float y[8];                              becomes    static float y[8]; poisoned
-    kernel<<<grid, 9>>>(x);                             becomes    EMU_START((kernel), grid, 9)(x);
+    x_kernel<<<1, 32, 0, stream>>>(y);                  becomes    LAUNCH(x_kernel, 1, 32, ..., y);
 
 The first keeps the order of the operands, so that an instruction that emulate.h does not know is an
-error of the compiler, with its name. The .cuh files that a ladder includes are put in their place,
-once. Lines keep their numbers.
+error of the compiler, with its name. Lines keep their numbers. A .cu or .cuh that is included with
+"" stands in the place of its #include, once.
 """
 
 import os
@@ -20,10 +20,9 @@ import sys
 STRING = r'"(?:[^"\\]|\\.)*"'
 ASM = re.compile(r"\basm(?:\s+volatile)?\s*\(")
 DYNAMIC = re.compile(r"extern __shared__ (?:__align__\(\d+\) )?(\w+) (\w+)\[\];")
+BARE = re.compile(r"(\w+)<<<([^,>]+), ([^,>]+)(?:, ([^,>]+), ([^,>]+))?>>>\(")
+INCLUDE = re.compile(r'^#include "([^"]+\.cuh?)"$', re.M)
 SHARED = re.compile(r"(?<!extern )__shared__ ((?:__align__\(\d+\) )?\w+ (\w+)[^;,]*);")
-
-INCLUDE = re.compile(r'^#include "([^"]+)"', re.M)
-KERNEL = re.compile(r"\w+\s*$")
 
 
 def closing(text, at):
@@ -60,48 +59,8 @@ def call(body):
     return f"{name.replace('.', '_')}({arguments})"
 
 
-def kernel_start(text, end):
-    """Offset at which the name of the kernel, with its template's arguments, begins that is started
-    with the <<< at text[end]."""
-    at = len(text[:end].rstrip())
-    depth = 0
-    while text[at - 1] == ">" or depth:
-        at -= 1
-        depth += {">": 1, "<": -1}.get(text[at], 0)
-    return KERNEL.search(text, 0, at).start()
-
-
-def started(text):
-    """<<< >>> as calls of EMU_START."""
-    while (at := text.find("<<<")) >= 0:
-        name, end = kernel_start(text, at), text.index(">>>", at)
-        start = text[name:at].rstrip()
-        lines = "\n" * text.count("\n", name, end)
-        text = f"{text[:name]}EMU_START(({start}), {text[at + 3:end]}){lines}{text[end + 3:]}"
-    return text
-
-
-def inlined(path, seen):
-    """The text of a file in which every .cuh it includes stands in place of its first #include, and
-    other headers are found from the root."""
-    def replace(match):
-        name = os.path.normpath(os.path.join(os.path.dirname(path), match.group(1)))
-        if not name.endswith(".cuh"):
-            return f'#include "{name}"'
-        if name in seen:
-            return ""
-        seen.add(name)
-        after = text.count("\n", 0, match.end()) + 2
-        return f'{inlined(name, seen)}\n#line {after} "{path}"'
-
-    with open(path, encoding="utf-8") as f:
-        text = f.read()
-    return f'#line 1 "{path}"\n' + INCLUDE.sub(replace, text)
-
-
 def prepare(text):
     """The whole source."""
-    text = started(text)
     out, at = [], 0
     for start in ASM.finditer(text):
         end = closing(text, start.end() - 1)
@@ -110,15 +69,31 @@ def prepare(text):
                 "\n" * lines]
         at = end + 1
     text = DYNAMIC.sub(r"\1 *\2 = (\1 *)emu_block.dynamic;", "".join(out) + text[at:])
+    text = BARE.sub(lambda m: f"LAUNCH({m[1]}, {m[2]}, {m[3]}, {m[4] or 0}, {m[5] or 0}, ", text)
     return SHARED.sub(r"static \1; emu_fresh(&\2, sizeof \2);", text)
+
+
+def read(path, seen):
+    """The source of a file, with that of the .cu and .cuh that it includes; seen: those so far."""
+    seen.add(os.path.realpath(path))
+    with open(path, encoding="utf-8") as f:
+        text = f.read()
+
+    def include(match):
+        inside = os.path.join(os.path.dirname(path), match[1])
+        if os.path.realpath(inside) in seen:
+            return ""
+        line = text.count("\n", 0, match.end()) + 2
+        return f'{read(inside, seen)}\n#line {line} "{path}"'
+
+    return f'#line 1 "{path}"\n{INCLUDE.sub(include, text)}'
 
 
 def main(argv):
     if len(argv) != 3:
         raise SystemExit("usage: prepare.py FILE.cu OUT")
-    text = prepare(inlined(os.path.normpath(argv[1]), set()))
     with open(argv[2], "w", encoding="utf-8") as f:
-        f.write(text)
+        f.write(prepare(read(argv[1], set())))
 
 
 if __name__ == "__main__":

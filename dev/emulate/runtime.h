@@ -126,6 +126,14 @@ static void emu_default_stream(const char *call)
         emu_fail(call, "in the default stream, while another has work: a race");
 }
 
+// emu_in_stream: after work for a stream was queued: of the default stream, which everything in it
+// waits for, it is done at once.
+static void emu_in_stream(cudaStream_t stream)
+{
+    if (!stream && !emu_recording)
+        emu_queue_run(emu_queued);
+}
+
 // emu_copy: `rows` rows of `row` bytes, their starts a pitch apart.
 static void emu_copy(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t row,
                      size_t rows, cudaMemcpyKind kind)
@@ -134,6 +142,11 @@ static void emu_copy(void *to, size_t to_pitch, const void *from, size_t from_pi
         return;
     if (to_pitch < row || from_pitch < row)
         emu_fail("copy", "rows that overlap");
+    if (kind == cudaMemcpyDefault)
+        kind = emu_bytes_at(from, EMU_DEVICE) ? emu_bytes_at(to, EMU_DEVICE)
+                                                    ? cudaMemcpyDeviceToDevice
+                                                    : cudaMemcpyDeviceToHost
+                                              : cudaMemcpyHostToDevice;
     if (kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice)
         emu_on_device(to, (rows - 1) * to_pitch + row, "copy to the device");
     else
@@ -253,9 +266,10 @@ cudaError_t cudaMemset(void *p, int value, size_t bytes)
     return cudaSuccess;
 }
 
-cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t)
+cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream)
 {
     emu_queue_push([=] { emu_set(p, value, bytes); });
+    emu_in_stream(stream);
     return cudaSuccess;
 }
 
@@ -275,7 +289,8 @@ cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind 
 // Of memory that is not pinned, a copy to the device takes what it holds at the call, and one from
 // the device waits.
 cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch,
-                              size_t row, size_t rows, cudaMemcpyKind kind, cudaStream_t)
+                              size_t row, size_t rows, cudaMemcpyKind kind,
+                              cudaStream_t stream)
 {
     if (kind == cudaMemcpyHostToDevice && !emu_bytes_at(from, EMU_PINNED)) {
         if (emu_recording)
@@ -288,6 +303,7 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
         return cudaSuccess;
     }
     emu_queue_push([=] { emu_copy(to, to_pitch, from, from_pitch, row, rows, kind); });
+    emu_in_stream(stream);
     if (kind == cudaMemcpyDeviceToHost && !emu_bytes_at(to, EMU_PINNED))
         emu_waits("cudaMemcpyAsync to memory that is not pinned");
     return cudaSuccess;

@@ -220,7 +220,9 @@ static inline unsigned long long bench_bits(const BenchCase *c)
     CUDA_CHECK(cudaMemset(d_sum, 0, 8));
     for (int i = 0; i < c->num_outputs; i++) {
         const BenchBuffer *b = c->outputs[i].buffer;
-        bench_bits_kernel<<<1024, 256>>>(d_sum, (const uint16_t *)b->data, b->bytes / 2);
+        const size_t blocks = b->bytes / 2 / 256 + 1;
+        bench_bits_kernel<<<blocks < 1024 ? (unsigned)blocks : 1024, 256>>>(
+            d_sum, (const uint16_t *)b->data, b->bytes / 2);
         CUDA_CHECK(cudaGetLastError());
     }
     CUDA_CHECK(cudaMemcpy(&sum, d_sum, 8, cudaMemcpyDeviceToHost));

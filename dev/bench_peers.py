@@ -5,7 +5,9 @@
     bench_peers.py --cumsum BIN --logcumsumexp BIN     with the ladders of dev/cumsum/
     bench_peers.py --attention-forward BIN --attention-backward BIN    of dev/attention/
     bench_peers.py --only linear gpt2     some of quadratic, linear, transformer,
-                                      linear-transformer, gpt2, cumsum, logcumsumexp, attention
+                                      linear-transformer, gpt2, cumsum, logcumsumexp, attention,
+                                      delta, deltanet-length
+    bench_peers.py --delta-forward BIN --delta-backward BIN     with the ladders of dev/delta/
     bench_peers.py --dry-run          what would be run
     bench_peers.py --smoke            tiny sizes, on the CPU where there is no GPU; records nothing
     bench_peers.py --check DUMP...    the model below against a trainer's --dump, fp32, on the CPU
@@ -29,6 +31,15 @@ ours is the fastest forward kernel of the ladder for that shape.
 Attention: torch's scaled_dot_product_attention with its flash and with its cuDNN backend, causal,
 bf16, q, k, v (B,NH,T,HS) each by itself, in a CUDA graph, L2 flushed before every call; ours from
 qkv (B,T,3C): forward alone, and forward and backward (kernels 8 and 9 of the ladders).
+
+The delta rule: flash-linear-attention's chunk_delta_rule, bf16, q and k of unit length, in a CUDA
+graph, L2 flushed before every call. Ours is the fastest bf16 kernel of the ladder for that shape;
+forward and backward is a kernel of that name or, without one, the sum of the two ladders. The rate
+counts q, k, v, out, beta and their gradients, each moved once. Of fla only the package fla-core is
+needed (and of its needs einops and packaging, beside PyTorch and Triton).
+
+deltanet-length: dev/figures/deltanet_length.sh, a step of train_deltanet at the longest T beside
+the shortest, B T constant; there is no peer.
 
 Rows go to dev/results/peers.tsv: date, device, git blob of our .cu, benchmark, result.
 """
@@ -74,6 +85,8 @@ HEADS = (8, 2048, 16, 128), (16, 1024, 12, 64), (320, 258, 1, 192)
 TINY_HEADS = ((2, 18, 2, 16),)
 BACKENDS = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 DIRECTIONS = {"forward": "8", "forward+backward": "9"}  # and the ladder's kernel
+DELTA = (8, 2048, 16, 128), (1, 16384, 16, 128), (32, 512, 16, 64), (8, 2048, 32, 64)
+TINY_DELTA = ((2, 18, 2, 16),)
 BOS, SEP, EOS, LETTER, VOCAB, IGNORE = 0, 1, 2, 3, 29, -1
 EPS = 1e-8
 
@@ -533,6 +546,52 @@ def peer_attention(args, direction, shape, backend):
     return Measured(ms, rate, f"torch {torch.__version__}, {backend}, {how}")
 
 
+def delta_rule():
+    """fla's chunk_delta_rule, or Skip."""
+    try:
+        from fla.ops.delta_rule import chunk_delta_rule
+        return chunk_delta_rule
+    except Exception as e:  # it imports much, of many versions
+        raise Skip(f"no flash-linear-attention (fla-core): {first_line(e)}")
+
+
+def delta_recurrent(q, k, v, beta):
+    """The definition, for --smoke where fla has no kernels."""
+    B, T, NH, HS = q.shape
+    S, out = q.new_zeros(B, NH, HS, HS), []
+    for t in range(T):
+        error = v[:, t] - torch.einsum("bhij,bhj->bhi", S, k[:, t])
+        S = S + torch.einsum("bh,bhi,bhj->bhij", beta[:, t], error, k[:, t])
+        out.append(torch.einsum("bhij,bhj->bhi", S, q[:, t]) / math.sqrt(HS))
+    return torch.stack(out, 1), None
+
+
+def peer_delta(args, direction, shape):
+    device = torch_device(args)
+    rule = delta_rule() if device == "cuda" else delta_recurrent
+    B, T, NH, HS = shape
+    torch.manual_seed(1)
+    q, k, v, dout = (torch.randn(shape, device=device) for _ in range(4))
+    q, k = F.normalize(q, dim=-1), F.normalize(k, dim=-1)
+    beta = 2 * torch.rand((B, T, NH), device=device)
+    q, k, v, dout, beta = (x.bfloat16() for x in (q, k, v, dout, beta))
+    inputs = q, k, v, beta
+    for x in inputs:
+        x.requires_grad_(direction != "forward")
+
+    def step():
+        out, _ = rule(*inputs)
+        if direction != "forward":
+            torch.autograd.grad(out, inputs, dout)
+
+    progress(f"delta {direction} {shape}: fla tunes its kernels")
+    call, how = warm_capture(step) if device == "cuda" else (step, "on the CPU")
+    unrelated = torch.zeros(2**26 if device == "cuda" else 1, device=device)  # 256 MiB
+    ms = median_ms(call, 30, device, lambda: unrelated.sum())
+    what = f"fla {sys.modules['fla'].__version__}, " if "fla" in sys.modules else ""
+    return Measured(ms, delta_rate(direction, shape, ms), f"{what}torch {torch.__version__}, {how}")
+
+
 # -----------------------------------------------------------------------------
 # running ours
 
@@ -710,6 +769,88 @@ def our_attention(args, direction, shape, _):
     raise Skip(f"{attention_binary(args, direction)}: no row for {shape}")
 
 
+def delta_rate(direction, shape, ms):
+    B, T, NH, HS = shape
+    arrays = 4 if direction == "forward" else 11  # in bf16; beta and its gradient in fp32
+    moved = B * T * NH * (2 * arrays * HS + (4 if direction == "forward" else 12))
+    return f"{1e-6 * moved / ms:.0f} GB/s"
+
+
+def delta_binary(args, direction):
+    return args.delta_forward if direction == "forward" else args.delta_backward
+
+
+def delta_command(args, direction):
+    return [delta_binary(args, direction) or f"(delta {direction} ladder)", "--time-only", "--csv"]
+
+
+DELTA_SHAPE = re.compile(r"B\D{0,2}(\d+)\W+T\D{0,2}(\d+)\W+NH\D{0,2}(\d+)\W+HS\D{0,2}(\d+)"
+                         r"|\((\d+)[,x ]+(\d+)[,x ]+(\d+)[,x ]+(\d+)\)")
+DELTA_MS = re.compile(r"([\d.]+) ms|\t([\d.]+(?:e-?\d+)?)\s*$")
+
+
+def delta_rows(text, shape):
+    """(ms, name) of the bf16 kernels that have the shape; rows are `name, shape, ms`, or those of
+    bench_row (dev/bench.cuh)."""
+    found = []
+    for line in text.split("\n"):
+        what, ms = DELTA_SHAPE.search(line), DELTA_MS.search(line)
+        if "\t" not in line or not what or not ms or "fp32" in line:
+            continue
+        if tuple(int(n) for n in what.groups() if n) == shape:
+            fields = line.split("\t")
+            found.append((float(ms[1] or ms[2]), fields[3 if len(fields) == 5 else 0]))
+    return found
+
+
+def delta_ladder(args, direction, shape):
+    binary = program(delta_binary(args, direction), "nvcc -DPRECISION_BF16 dev/delta/*.cu, then "
+                     "--delta-forward, --delta-backward BIN")
+    key = f"delta {direction}"
+    if key not in ladder_output:
+        ladder_output[key] = tried(run_program, delta_command(args, direction))
+    if "\t" not in ladder_output[key]:
+        raise Skip(ladder_output[key])
+    rows = delta_rows(ladder_output[key], shape)
+    if not rows:
+        raise Skip(f"{binary}: no row for {shape}")
+    return rows
+
+
+def our_delta(args, direction, shape):
+    rows = delta_ladder(args, direction, shape)
+    both = [row for row in rows if re.search(r"forward ?(\+|and) ?backward", row[1])]
+    ms, how = min(both or rows)
+    if direction != "forward" and not both:
+        first, name = min(delta_ladder(args, "forward", shape))
+        ms, how = ms + first, f"{name} and {how}"
+    return Measured(ms, delta_rate(direction, shape, ms), how)
+
+
+LENGTH = re.compile(r"^RESULT T=(\d+) ms=(\S+) times=(\S+) MiB=(\S+) times_memory=(\S+)$", re.M)
+
+
+def length_command(args):
+    tiny = ["TOKENS=256", "SIZES=64 128", "STEPS=3", f"FIGURES={tempfile.gettempdir()}",
+            "EXTRA=--channels 16"] if args.smoke else []
+    return ["env", f"TRAINER={args.deltanet_trainer}", *tiny, "bash",
+            os.path.join(HERE, "figures", "deltanet_length.sh")]
+
+
+def our_length(args):
+    program(args.deltanet_trainer, "make cuda, or --deltanet-trainer BIN")
+    result = LENGTH.search(run_program(length_command(args)))
+    if not result:
+        raise Skip("dev/figures/deltanet_length.sh: no RESULT with two lengths")
+    T, ms, times, memory, times_memory = result.groups()
+    return Measured(float(ms), f"{memory} MiB", f"at T={T}; {float(times):.3f} of the time and "
+                    f"{float(times_memory):.3f} of the memory at the shortest")
+
+
+def peer_length(_):
+    raise Skip("no peer: the claim is that time and memory are linear in T")
+
+
 # -----------------------------------------------------------------------------
 # rows, table, record
 
@@ -752,6 +893,18 @@ def works(args):
                 yield ("attention", text, (args, direction, shape, backend), our_attention,
                        peer_attention, attention_command(args, direction),
                        "train_gpt2.cu")
+    yield from delta_works(args)
+
+
+def delta_works(args):
+    """The same of the delta rule and DeltaNet."""
+    for shape in TINY_DELTA if args.smoke else DELTA:
+        for direction in DIRECTIONS:
+            yield ("delta", f"delta rule {direction} bf16 ({','.join(map(str, shape))})",
+                   (args, direction, shape), our_delta, peer_delta,
+                   delta_command(args, direction), f"dev/delta/delta_{direction.split('+')[-1]}.cu")
+    yield ("deltanet-length", "train_deltanet step, B T constant", (args,), our_length, peer_length,
+           length_command(args), "train_deltanet.cu")
 
 
 def blob(path):
@@ -820,8 +973,8 @@ def record(path, rows):
 def main(argv):
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("--only", nargs="+", choices=(*MODELS, *GPTS, *SCANS, "attention"),
-                   metavar="NAME", help="these kinds of rows")
+    p.add_argument("--only", nargs="+", metavar="NAME", help="these kinds of rows",
+                   choices=(*MODELS, *GPTS, *SCANS, "attention", "delta", "deltanet-length"))
     p.add_argument("--trainer", default="./train_causalrn_gpu", metavar="BIN")
     p.add_argument("--gpt2-trainer", default="./train_gpt2_gpu", metavar="BIN")
     p.add_argument("--cumsum", metavar="BIN", help="the ladder dev/cumsum/cumsum.cu, built")
@@ -829,6 +982,10 @@ def main(argv):
     p.add_argument("--attention-forward", metavar="BIN",
                    help="dev/attention/attention_forward.cu, built with -DPRECISION_BF16")
     p.add_argument("--attention-backward", metavar="BIN", help="attention_backward.cu likewise")
+    p.add_argument("--delta-forward", metavar="BIN",
+                   help="dev/delta/delta_forward.cu, built with -DPRECISION_BF16")
+    p.add_argument("--delta-backward", metavar="BIN", help="delta_backward.cu likewise")
+    p.add_argument("--deltanet-trainer", default="./train_deltanet_gpu", metavar="BIN")
     p.add_argument("--steps", type=int, default=60, help="of our trainer, of gpt2 at most "
                    f"{GPT2_STEPS}; a third is warm-up")
     p.add_argument("--peer-steps", type=int, default=10, help="timed steps of PyTorch's")

@@ -9,6 +9,9 @@
                                            first_99: the first training step of accuracy >= 0.99
     plot.py RUN... --table                 print a row for each run; with --out the picture as well
     plot.py RUN --thin 10 --out small.csv  a copy with every 10th training row, for committing
+    plot.py FILE... --x tokens --y acc     accuracy by tokens read, files of a trainer's --curve;
+                                           with --table best and median of a label's runs
+    plot.py TABLE.csv --columns            the second and the third column over the first
 
 A log is `#` lines (configuration), the header step,split,loss,acc,lr,grad_norm,ms,tokens_per_s, and
 rows. `--x seconds` adds up the ms of the training steps; where a log has no row for a step, the ms
@@ -24,7 +27,8 @@ import sys
 HEADER = "step,split,loss,acc,lr,grad_norm,ms,tokens_per_s"
 COLUMNS = HEADER.split(",")
 Y_AXIS = {"loss": "Loss (nats per token)", "acc": "Accuracy", "first_99": "Steps to 99% accuracy"}
-X_AXIS = {"step": "Step", "seconds": "Time (s)"}
+X_AXIS = {"step": "Step", "seconds": "Time (s)", "tokens": "Tokens read"}
+LENGTHS = "tokens,sequences,accuracy"
 OPTION_AXIS = {"string-size": "String size S", "hidden": "Hidden size H"}
 # Okabe and Ito's colours, which colour-blind readers tell apart; dashes for more than eight curves
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000", "#E69F00", "#56B4E9", "#999999")
@@ -89,6 +93,45 @@ def read_log(path):
     return rows
 
 
+def read_lengths(path):
+    """(fields of the RESULT line in its comments, rows (tokens, sequences, accuracy)) of a file of
+    --curve."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            lines = f.read().split("\n")
+    except (OSError, UnicodeDecodeError) as e:
+        raise Trouble(f"{path}: cannot read it: {getattr(e, 'strerror', None) or e}")
+    result = [line for line in lines if line.startswith("# RESULT ")]
+    fields = dict(w.split("=", 1) for line in result for w in line.split() if "=" in w)
+    body = [line for line in lines if line and not line.startswith("#")]
+    if not body or body[0] != LENGTHS:
+        raise Trouble(f"{path}: expected the header {LENGTHS}, got {body[0] if body else ''!r}")
+    try:
+        rows = [tuple(map(finite, line.split(","))) for line in body[1:]]
+    except ValueError as e:
+        raise Trouble(f"{path}: {e}")
+    if not rows or any(len(row) != 3 for row in rows):
+        raise Trouble(f"{path}: expected rows of {LENGTHS}")
+    return fields, rows
+
+
+def scaled(accuracy, chance):
+    """0 for a guess, 1 for all right."""
+    return (accuracy - chance) / (1 - chance)
+
+
+def length_curve(path, args):
+    """The points of a file of --curve: bins of --bin tokens, at the mean of what they hold."""
+    bins = {}
+    for tokens, sequences, accuracy in read_lengths(path)[1]:
+        one = bins.setdefault((tokens - 1) // args.bin, [0, 0, 0])
+        for i, x in enumerate((sequences, sequences * tokens, sequences * accuracy)):
+            one[i] += x
+    ordered = [bins[k] for k in sorted(bins)]
+    return ([tokens / n for n, tokens, _ in ordered],
+            [scaled(right / n, args.chance) for n, _, right in ordered])
+
+
 def timed(rows):
     """(row, seconds of training up to and with it) of each row."""
     seconds, last = 0.0, -1
@@ -101,6 +144,8 @@ def timed(rows):
 
 def curve(path, args):
     """The points xs, ys of a log that the arguments ask for."""
+    if args.x == "tokens":
+        return length_curve(path, args)
     xs, ys = [], []
     for row, seconds in timed(read_log(path)):
         if row["split"] == args.split and math.isfinite(row[args.y]):
@@ -135,9 +180,51 @@ def print_table(args):
         s = summary(log_path(run))
         cells.append((label, s["options"].get("seed", "-"))
                      + tuple(f"{s[k]:{f}}" if math.isfinite(s[k]) else "-" for k, f in columns))
+    print_cells(cells, 1)
+
+
+def print_cells(cells, left):
+    """The first `left` columns flush left, the others flush right."""
     widths = [max(map(len, column)) for column in zip(*cells)]
     for line in cells:
-        print(line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:])))
+        print(*(c.ljust(w) if i < left else c.rjust(w)
+                for i, (c, w) in enumerate(zip(line, widths))))
+
+
+def score_of(path, args):
+    """(score, that of the best constant answer, accuracy after each of --at tokens) of a run."""
+    fields, rows = read_lengths(path)
+    try:
+        score = float(fields["scaled" if args.chance else "accuracy"])
+        constant = scaled(float(fields["constant"]), args.chance)
+    except (KeyError, ValueError):
+        raise Trouble(f"{path}: no RESULT with accuracy, scaled and constant in its comments")
+    by_tokens = {tokens: accuracy for tokens, _, accuracy in rows}
+    return [score, constant] + [by_tokens.get(float(n), math.nan) for n in args.at]
+
+
+def print_scores(args):
+    """A row for each panel and label, of its runs: scores' best, median and median deviation from
+    it; the constant answer's and the accuracies of --at as medians. To --tsv as well."""
+    cells = [["task", "model", "runs", "best", "median", "MAD"]
+             + ([] if args.chance == 0 else ["constant"])
+             + [f"after {n}" for n in args.at] + ["each run"]]
+    for panel, labels_of, runs in panels(args):
+        named = {}
+        for label, run in zip(labels_of, runs):
+            named.setdefault(label, []).append(score_of(run, args))
+        for label, scores in named.items():
+            each, constant, *at = zip(*scores)
+            median = statistics.median(each)
+            deviation = statistics.median(abs(x - median) for x in each)
+            numbers = [max(each), median, deviation]
+            numbers += ([] if args.chance == 0 else [statistics.median(constant)])
+            numbers += map(statistics.median, at)
+            cells.append([panel or "-", label, str(len(each))] + [f"{x:.3f}" for x in numbers]
+                         + [" ".join(f"{x:.3f}" for x in each)])
+    print_cells(cells, 2)
+    if args.tsv:
+        write(args.tsv, "".join("\t".join(line) + "\n" for line in cells))
 
 
 def smooth(ys, n):
@@ -277,6 +364,48 @@ def draw_hlines(axes, args):
                       textcoords="offset points", ha="right", fontsize=8, color="0.35")
 
 
+def draw_vlines(axes, args):
+    for vline in args.vline:
+        value, _, label = vline.partition(":")
+        try:
+            x = finite(value)
+        except ValueError:
+            raise Misuse(f"--vline: expected VALUE:LABEL, got {vline!r}")
+        axes.axvline(x, color="0.45", linewidth=0.8, linestyle=(0, (4, 3)))
+        axes.annotate(label, (x, 0), xycoords=("data", "axes fraction"), xytext=(3, 4),
+                      textcoords="offset points", fontsize=8, color="0.35")
+
+
+def draw_columns(plt, args):
+    """The picture of a CSV with a header and three columns: the second on the left axis, the third
+    on the right one, both from 0 up; the first, x, logarithmic."""
+    if len(args.runs) != 1:
+        raise Misuse(f"--columns: expected one file, got {len(args.runs)}")
+    try:
+        with open(args.runs[0], encoding="utf-8") as f:
+            names, *rows = [line.split(",") for line in f.read().split("\n")
+                            if line and not line.startswith("#")]
+        xs, *columns = zip(*(tuple(map(finite, row)) for row in rows))
+    except (OSError, ValueError) as e:
+        raise Trouble(f"{args.runs[0]}: expected a header and rows of numbers: {e}")
+    if len(names) != 3 or len(columns) != 2:
+        raise Trouble(f"{args.runs[0]}: expected three columns, got {len(names)}")
+    figure, left = plt.subplots(figsize=(5.6, 3.5), layout="constrained")
+    for axes, name, ys, colour in zip((left, left.twinx()), names[1:], columns, COLOURS):
+        axes.plot(xs, ys, color=colour, marker="o", markersize=3, linewidth=1.2)
+        axes.set_ylabel(name, color=colour)
+        axes.set_ylim(0, 1.25 * max(ys))
+        axes.spines["top"].set_visible(False)
+    left.set_xscale("log", base=2)
+    left.set_xticks(xs, [f"{x:g}" for x in xs], fontsize=7)
+    left.minorticks_off()
+    left.grid(True, color="0.9", linewidth=0.6)
+    left.set_xlabel(names[0])
+    if args.title:
+        figure.suptitle(args.title, fontsize=10)
+    return figure
+
+
 def draw_zoom(axes, curves, args):
     """A second panel with the curves between the two x of --zoom, fitted to what is seen there."""
     x0, x1 = args.zoom
@@ -298,6 +427,8 @@ def draw(plt, args):
     parts = panels(args)
     if args.zoom and (args.panel or args.points) or args.points and args.panel:
         raise Misuse("--zoom, --panel, --points: expected one of them")
+    if args.x == "tokens" and (args.y != "acc" or args.points):
+        raise Misuse("--x tokens: expected --y acc, and no --points")
     if args.y == "first_99" and not args.points:
         raise Misuse("--y first_99: a run has one, it makes no curve; add --points OPTION")
     n = len(parts) + bool(args.zoom)
@@ -313,6 +444,7 @@ def draw(plt, args):
             curves = list(groups(labels_of, runs, args))
             draw_curves(a, curves)
         draw_hlines(a, args)
+        draw_vlines(a, args)
         if args.xlim:
             a.set_xlim(args.xlim)
         if args.ylim:
@@ -329,6 +461,8 @@ def draw(plt, args):
         a.set_xlabel(OPTION_AXIS.get(args.points, args.points) if args.points else X_AXIS[args.x])
     split = "" if args.y == "first_99" else "val" if args.points else args.split
     y_axis = Y_AXIS[args.y] + (f", {split}" if split not in ("", "train") else "")
+    if args.x == "tokens":
+        y_axis = "Scaled accuracy" if args.chance else "Fraction right so far"
     if split == "val_bits" and args.y == "loss":
         y_axis = "Held-out loss (bits per character)"
     axes[0].set_ylabel(y_axis + (f", mean of {args.smooth}" if args.smooth > 1 else ""))
@@ -378,6 +512,13 @@ def positive(text):
     return n
 
 
+def fraction(text):
+    x = float(text)
+    if not 0 <= x < 1:
+        raise argparse.ArgumentTypeError(f"expected 0 to below 1, got {text}")
+    return x
+
+
 class Parser(argparse.ArgumentParser):
     def error(self, message):
         print(f"error: {message}\nhint: --help shows what there is", file=sys.stderr)
@@ -406,9 +547,20 @@ def parse(argv):
     p.add_argument("--zoom", nargs=2, type=finite, metavar=("X0", "X1"), help="a second panel")
     p.add_argument("--hline", action="append", default=[], metavar="VALUE:LABEL",
                    help="a horizontal line; may be repeated")
+    p.add_argument("--vline", action="append", default=[], metavar="VALUE:LABEL",
+                   help="a vertical line; may be repeated")
+    p.add_argument("--chance", type=fraction, default=0, metavar="C",
+                   help="--x tokens: accuracy of a guess, which becomes 0")
+    p.add_argument("--bin", type=positive, default=1, metavar="N", help="--x tokens: their width")
+    p.add_argument("--at", type=positive, nargs="+", default=[], metavar="N",
+                   help="--x tokens --table: accuracies after N tokens as well")
+    p.add_argument("--tsv", metavar="FILE", help="--x tokens --table: write it there too")
+    p.add_argument("--columns", action="store_true", help="draw a table of three columns")
     p.add_argument("--thin", type=positive, metavar="N", help="write every N-th row instead")
     p.add_argument("--optional", action="store_true", help="without matplotlib, exit 0")
     args = p.parse_args(argv)
+    if args.x != "tokens" and (args.tsv or args.at or args.chance or args.bin > 1):
+        p.error("--tsv, --at, --chance and --bin are for --x tokens")
     if not args.out and (args.thin or not args.table):
         p.error("the following arguments are required: --out")
     return args
@@ -421,7 +573,7 @@ def main(argv):
             thin(args)
             return 0
         if args.table:
-            print_table(args)
+            (print_scores if args.x == "tokens" else print_table)(args)
         if not args.out:
             return 0
         try:
@@ -433,7 +585,7 @@ def main(argv):
         matplotlib.rcParams.update({"font.size": 9, "axes.xmargin": 0.01,
                                     "svg.hashsalt": "seq.c", "svg.fonttype": "none"})
         import matplotlib.pyplot as plt
-        figure = draw(plt, args)
+        figure = (draw_columns if args.columns else draw)(plt, args)
         for out in [args.out] + ([os.path.splitext(args.out)[0] + ".svg"] if args.svg else []):
             undated = {"Date": None} if out.endswith(".svg") else None  # same curves, same bytes
             try:

@@ -97,6 +97,12 @@ static inline unsigned emu_float_as_uint(float x)
 #define __fdividef(x, y) ((x) / (y))
 #define __ffs(x) __builtin_ffs((int)(x))
 
+// __stcg: a store that passes by the L1.
+template <class X> static inline void __stcg(X *p, X x)
+{
+    *p = x;
+}
+
 #include "block.h"
 #include "ptx.h"
 #include "runtime.h"

@@ -6,17 +6,25 @@
 # a run that was interrupted goes on from its checkpoint. So a script may be stopped and started at
 # will; remove the directory to have a run made anew. Each run's log, thinned, is what is drawn.
 #
+# A script that sets LENGTHS, options, has each run evaluated once more at its end with them: the
+# accuracy by length, with the run's RESULT above it, is data/lengths-FIGURE-CURVE-seedN.csv. A
+# trainer that lacks the task, or evaluates only at the lengths it trains at, is skipped.
+#
 # From the environment:
 #   TRAINER=./train_causalrn_gpu  GPT2=./train_gpt2_gpu    a trainer that is not built is skipped
 #   SEEDS="1 2 3"  STEPS=N        EXTRA="options"          more options for every run
 #   RUNS=runs/figures             FIGURES=dev/figures      where runs, and pictures and data/, go
+#   ONLY="curve ..."              these curves' runs; all that have data are drawn
 #   DRAW_ONLY=1                   no runs: draw what is in $FIGURES/data
+#   JOBS=1                        runs at once, in turn on the GPUs of CUDA_VISIBLE_DEVICES, or all
+#   SAVE_EVERY=200                steps between a run's checkpoints
 # On the CPU, tiny: TRAINER=./train_causalrn SEEDS=1 STEPS=20 RUNS=/tmp/runs FIGURES=/tmp/figures
 #   EXTRA="--layers 1 --channels 16 --batch-size 4"
 set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 : "${TRAINER:=./train_causalrn_gpu}" "${GPT2:=./train_gpt2_gpu}" "${SEEDS:=1 2 3}" "${EXTRA:=}"
-: "${RUNS:=runs/figures}" "${FIGURES:=dev/figures}" "${DRAW_ONLY:=}"
+: "${RUNS:=runs/figures}" "${FIGURES:=dev/figures}" "${DRAW_ONLY:=}" "${LENGTHS:=}"
+: "${JOBS:=1}" "${SAVE_EVERY:=200}" "${ONLY:=}"
 number() { # NAME VALUE: die unless the value is a whole number from 0 on
     case $2 in
     "" | *[!0-9]*) echo "error: $1: expected a whole number, got \"$2\"" >&2 && exit 2 ;;
@@ -24,13 +32,75 @@ number() { # NAME VALUE: die unless the value is a whole number from 0 on
 }
 for seed in $SEEDS; do number SEEDS "$seed"; done
 number STEPS "$STEPS" && number THIN "$THIN" && number S "${S:-1}"
-failed=0 files=() labels=() panels=()
+number JOBS "$JOBS" && number SAVE_EVERY "$SAVE_EVERY"
+[ "$JOBS" -gt 0 ] || { echo "error: JOBS: expected at least 1, got 0" >&2 && exit 2; }
+failed=0 labels=() curves=() panels_of=()
 mkdir -p "$FIGURES/data" "$RUNS/$FIGURE" || exit 3
+
+# A slot for each job: a line in a pipe, taken by who runs and put back at the end. Of jobs beside
+# each other, each is a process group, to which Ctrl-C is passed on.
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+mkfifo "$work/slots" && exec 3<>"$work/slots" || exit 3
+for ((slot = 0; slot < JOBS; slot++)); do echo $slot >&3; done
+gpus=(${CUDA_VISIBLE_DEVICES-})
+gpus=(${gpus[*]//,/ })
+[ ${#gpus[@]} -gt 0 ] ||
+    gpus=($(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -E '^[0-9]+$'))
+if [ "$JOBS" -gt 1 ]; then
+    set -m
+    trap 'touch "$work/stop"; for job in $(jobs -p); do kill -INT -- -$job; done' INT TERM
+fi
+
+# ended: wait for all jobs; count those that failed; exit if Ctrl-C was pressed.
+ended() {
+    wait
+    [ ! -e "$work/stop" ] || exit 130
+    [ ! -e "$work/failed" ] || failed=$((failed + $(wc -l <"$work/failed")))
+    rm -f "$work/failed"
+}
+
+# job COMMAND...: run it, with JOBS above 1 beside others as soon as a slot is free.
+job() {
+    local slot
+    read -r slot <&3
+    [ ! -e "$work/stop" ] || ended
+    if [ "$JOBS" -gt 1 ]; then
+        in_slot "$slot" "$@" &
+    else
+        (in_slot "$slot" "$@")
+        ended
+    fi
+}
+
+# in_slot SLOT COMMAND...: run it on the slot's GPU, in a subshell; put the slot back.
+in_slot() {
+    local slot=$1
+    shift
+    trap 'echo "$slot" >&3' EXIT
+    trap - INT TERM
+    [ ${#gpus[@]} -eq 0 ] || export CUDA_VISIBLE_DEVICES=${gpus[slot % ${#gpus[@]}]}
+    "$@" || echo "$*" >>"$work/failed"
+}
+
+# merge OPTIONS...: options = them, --NAME VALUE each; of one that is given twice the last value.
+merge() {
+    local i
+    options=()
+    while [ $# -gt 0 ]; do
+        case $1 in --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}" ;; esac
+        for ((i = 0; i < ${#options[@]}; i += 2)); do
+            [ "${options[i]}" != "$1" ] || break
+        done
+        options[i]=$1 options[i + 1]=${2-}
+        shift $(($# > 1 ? 2 : 1))
+    done
+}
 
 # train DIR COMMAND...: take one run to its end. 0: it ended, or stopped over a number that is not
 # finite, which is a result too.
 train() {
-    local dir=$1 go=() code
+    local dir=$1 go=() code options
     shift
     if [ -e "$dir/RESULT" ]; then
         if [ "$(head -n 1 "$dir/RESULT")" = "$*" ]; then
@@ -46,12 +116,20 @@ train() {
         go=(--force) # interrupted before its first checkpoint: nothing to keep
     fi
     echo "\$ $* --out $dir ${go[*]-}"
-    "$@" --save-every 200 --print-every 200 --out "$dir" ${go[@]+"${go[@]}"} 2>&1 |
+    "$@" --save-every "$SAVE_EVERY" --print-every "$SAVE_EVERY" --out "$dir" \
+        ${go[@]+"${go[@]}"} 2>&1 | (
+        trap '' INT # Ctrl-C is the trainer's, which says more before it ends
         tee "$dir.txt" | grep --line-buffered -E "^(step|RESULT|error|hint)"
+    )
     code=${PIPESTATUS[0]}
-    [ "$code" -ne 130 ] || exit 130 # Ctrl-C
+    [ "$code" -ne 130 ] || { touch "$work/stop" && exit 130; } # Ctrl-C
     if [ "$code" -eq 1 ] && grep -q "no weight was changed" "$dir.txt"; then
         code=0
+    elif [ "$code" -eq 0 ] && [ -n "$LENGTHS" ]; then # words, not one
+        merge "${@:2}" $LENGTHS --steps 0 --warmup 0 --load "$dir/checkpoint.safetensors" \
+            --curve "$dir/lengths.csv"
+        "$1" "${options[@]}" >"$dir.txt.lengths" 2>&1
+        code=$?
     fi
     if [ "$code" -eq 0 ]; then
         { echo "$*"; grep -E "^(RESULT|error:)" "$dir.txt" | tail -n 1; } >"$dir/RESULT"
@@ -62,55 +140,108 @@ train() {
     return 1
 }
 
+# run NAME SEED TRAINER OPTIONS...: one run, and its data.
+run() {
+    local name=$1-seed$2 seed=$2 trainer=$3 dir=$RUNS/$FIGURE/$1-seed$2 options
+    shift 3
+    merge "$@" --seed "$seed" $EXTRA # a list of words
+    train "$dir" "$trainer" "${options[@]}" || return 1
+    python3 dev/plot.py "$dir" --thin "$THIN" --out "$FIGURES/data/$FIGURE-$name.csv" \
+        >"$dir.txt.thin" || return 1
+    rm -f "$dir.txt.thin"
+    if [ -e "$dir/lengths.csv" ]; then
+        { sed 's/^/# /' "$dir/RESULT" && cat "$dir/lengths.csv"; } \
+            >"$FIGURES/data/lengths-$FIGURE-$name.csv"
+    elif [ -n "$LENGTHS" ]; then
+        echo "left out: $name: $(tail -n 1 "$dir/RESULT")"
+    fi
+}
+
+# offers NAME TRAINER OPTIONS...: whether the trainer has the task and evaluates it at LENGTHS.
+offers() {
+    local name=$1 trained reached options
+    shift
+    merge "${@:2}" $EXTRA $LENGTHS --steps 0 --warmup 0 --eval-batches 20 --curve "$work/curve"
+    if ! "$1" "${options[@]}" >"$work/offers" 2>&1; then
+        echo "skipped: $name: $1: $(grep -m 1 -E "^error" "$work/offers")"
+        return 1
+    fi
+    trained=$(sed -nE 's/^RESULT .* max_length=([0-9]+) .*/\1/p' "$work/offers")
+    reached=$(tail -n 1 "$work/curve" | cut -d , -f 1)
+    [ "$reached" -gt "$trained" ] && return
+    echo "skipped: $name: $1 evaluates only at the lengths it trains at, to $trained"
+    return 1
+}
+
 # curve NAME TRAINER OPTIONS...: train it with every seed and copy the logs, thinned, to data/.
 curve() {
-    local name=$1 trainer=$2 dir seed
-    shift 2
-    if [ -n "$DRAW_ONLY" ]; then
+    local name=$1 trainer=$2 seed
+    if [ -n "$DRAW_ONLY" ] || [[ -n $ONLY && " $ONLY " != *" $name "* ]]; then
         return
     fi
     if [ ! -x "$trainer" ]; then
         echo "skipped: $name: $trainer is not built"
         return
     fi
+    if [ -n "$LENGTHS" ]; then
+        offers "$@" || return
+    fi
+    shift
     for seed in $SEEDS; do
-        dir=$RUNS/$FIGURE/$name-seed$seed
-        # EXTRA is a list of words
-        if train "$dir" "$trainer" "$@" --seed "$seed" $EXTRA; then
-            python3 dev/plot.py "$dir" --thin "$THIN" \
-                --out "$FIGURES/data/$FIGURE-$name-seed$seed.csv" >"$dir.txt.thin" ||
-                failed=$((failed + 1))
-            rm -f "$dir.txt.thin"
-        else
-            failed=$((failed + 1))
-        fi
+        job run "$name" "$seed" "$@"
     done
 }
 
+# first N WORDS...: the first N of them.
+first() { echo "${@:2:$1}"; }
+
 # add LABEL CURVE [PANEL]: have the curve's data drawn, all its seeds.
-add() {
-    local file
-    for file in "$FIGURES/data/$FIGURE-$2-seed"*.csv; do
-        if [ -e "$file" ]; then
-            files+=("$file") labels+=("$1") panels+=("${3-}")
-        fi
+add() { labels+=("$1") curves+=("$2") panels_of+=("${3-}"); }
+
+# found PREFIX: wait for the runs; args = plot.py's files and labels for what was added, of the data
+# PREFIX-*, panels = theirs; exits without any.
+found() {
+    local i file names=()
+    ended
+    args=() panels=()
+    for i in "${!curves[@]}"; do
+        for file in "$FIGURES/data/$1-${curves[i]}-seed"*.csv; do
+            [ -e "$file" ] || continue
+            args+=("$file") names+=("${labels[i]}") panels+=("${panels_of[i]}")
+        done
     done
+    if [ ${#args[@]} -eq 0 ]; then
+        echo "$FIGURE: no data, nothing to draw"
+        exit 1
+    fi
+    args+=(--label "${names[@]}" --out "$FIGURES/$FIGURE.png" --svg --optional)
+    [ -z "${panels[0]}" ] || args+=(--panel "${panels[@]}")
 }
 
 # finish OPTIONS...: draw what was added, as plot.py's options say; the table of all runs; exit.
 finish() {
-    local all=("$FIGURES/data/$FIGURE-"*-seed*.csv) names=() file
-    if [ ! -e "${all[0]}" ]; then
-        echo "$FIGURE: no data, nothing to draw"
-        exit 1
-    fi
-    python3 dev/plot.py "${files[@]}" --label "${labels[@]}" --out "$FIGURES/$FIGURE.png" --svg \
-        --optional "$@" || failed=$((failed + 1))
+    local all names=() file
+    found "$FIGURE"
+    python3 dev/plot.py "${args[@]}" "$@" || failed=$((failed + 1))
+    all=("$FIGURES/data/$FIGURE-"*-seed*.csv)
     for file in "${all[@]}"; do
         file=${file##*/"$FIGURE"-}
         names+=("${file%-seed*}")
     done
     python3 dev/plot.py "${all[@]}" --label "${names[@]}" --table
+    over
+}
+
+# finish_lengths OPTIONS...: draw the accuracy by length of what was added; print the table of
+# scores and write it to data/FIGURE.tsv; exit.
+finish_lengths() {
+    found "lengths-$FIGURE"
+    python3 dev/plot.py "${args[@]}" --group --x tokens --y acc --table \
+        --tsv "$FIGURES/data/$FIGURE.tsv" "$@" || failed=$((failed + 1))
+    over
+}
+
+over() {
     echo "$FIGURE: $failed failed"
     [ "$failed" -eq 0 ]
     exit

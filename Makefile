@@ -10,7 +10,7 @@ VERSION := -DGIT_HASH='"$(GIT_HASH)"'
 WARN := -Wall -Wextra -Werror -Wno-pass-failed
 MODELS := $(patsubst train_%.c,%,$(wildcard train_*.c))
 CUDA_MODELS := $(patsubst train_%.cu,%,$(wildcard train_*.cu))
-HEADERS := $(wildcard util/*.h data/*.h dev/*.h dev/ref/*.h)
+HEADERS := $(wildcard util/*.h util/*.cuh data/*.h dev/*.h dev/ref/*.h)
 
 # What the compiler can do is found by compiling two-line programs.
 ARCH_FLAG := $(shell echo 'int main(void) { return 0; }' | \

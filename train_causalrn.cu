@@ -34,7 +34,7 @@
 // Differences from the paper: those of train_causalrn.c.
 
 #include "data/tasks.h"
-#include "util/warp.h" // and with it cuda_training, cuda, gemm, training and what these need
+#include "util/warp.cuh" // and with it cuda_training, cuda, gemm, training and what these need
 
 // ------------------------------------------------------------------------------------------------
 // [mix] The layer: every position paired with every earlier one.

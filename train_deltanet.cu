@@ -33,7 +33,7 @@
 // Differences from the papers: those of train_deltanet.c.
 
 #include "data/tasks.h"
-#include "util/warp.h" // and with it cuda_training, cuda, gemm, training and what these need
+#include "util/warp.cuh" // and with it cuda_training, cuda, gemm, training and what these need
 #pragma nv_diag_suppress 177    // [layers] has more than this model needs
 
 // ------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@
 
 #include "data/tasks.h"
 #include "util/published.h"
-#include "util/warp.h" // and with it cuda_training, cuda, gemm, training and what these need
+#include "util/warp.cuh" // and with it cuda_training, cuda, gemm, training and what these need
 
 // ------------------------------------------------------------------------------------------------
 // [mix] Attention: softmax over pairs of positions, or linear with a state.

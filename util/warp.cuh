@@ -1,6 +1,6 @@
-// warp.h: what kernels are made of: warps, rows, reductions, and the instructions of tensor cores.
-#ifndef SEQ_UTIL_WARP_H
-#define SEQ_UTIL_WARP_H
+// warp.cuh: what kernels are made of: warps, rows, reductions, and the instructions of tensor cores.
+#ifndef SEQ_UTIL_WARP_CUH
+#define SEQ_UTIL_WARP_CUH
 
 #include "cuda_training.h"
 

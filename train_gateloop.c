@@ -176,8 +176,8 @@ static void gateloop_forward(float *y, float *tiles, float *final, const float *
 }
 
 // row_step_backward: channel c of a token, from dy (C) and G (C,2,HS), what later tokens pass to
-// its memory: dq (C), dk (at C) =, dv (at 2C) +=; w (2C) = r dL/dr, dL/dtheta; G becomes what passes
-// to S, the memory before the token. With G_t = q dy + G, complex:
+// its memory: dq (C), dk (at C) =, dv (at 2C) +=; w (2C) = r dL/dr, dL/dtheta; G becomes what
+// passes to S, the memory before the token. With G_t = q dy + G, complex:
 //   dq = dy . Re(S_t),  dk = v . Re(G_t),  dv = k Re(G_t),  w = sum G_t conj(a S),  G = conj(a) G_t
 static inline void row_step_backward(float *dq, float *w, float *G, const float *dy, const float *S,
                                      const float *q, const float *a, size_t c, size_t C, size_t HS)
@@ -1157,9 +1157,9 @@ static void config_check(const Config *c)
     if (c->channels % c->head_size)
         die(EXIT_USAGE, "--channels %d: expected a multiple of --head-size %d", c->channels,
             c->head_size);
-    if (c->gn_groups && (c->channels % c->gn_groups || c->channels == c->gn_groups))
-        die(EXIT_USAGE, "--gn-groups %d: expected groups of at least two of --channels %d, all as "
-            "large: of one channel the norm is 0", c->gn_groups, c->channels);
+    if (c->gn_groups && (c->channels % c->gn_groups || c->channels < 3 * c->gn_groups))
+        die(EXIT_USAGE, "--gn-groups %d: expected equal groups of at least three of --channels %d: "
+            "the norm of two is 1 and -1", c->gn_groups, c->channels);
 }
 
 static Config config;
@@ -1170,7 +1170,7 @@ static void preset_cost(char *text, size_t size)
     static Model m;
     config_check(&config);
     model_plan(&m, &config);
-    snprintf(text, size, "%.3g FLOPs an update", model_flops(&m));
+    snprintf(text, size, "%.3g FLOPs an update, %.3g MB", model_flops(&m), 1e-6 * model_bytes(&m));
 }
 
 #ifndef TESTING

@@ -323,8 +323,8 @@ static inline double word_score(const int *targets, const int *predictions, size
 enum { HORIZON_DIGITS = 5, HORIZON_RESET = HORIZON_DIGITS, HORIZON_INPUTS };
 enum { RECALL_SYMBOLS = 30, RECALL_UNKNOWN = RECALL_SYMBOLS, RECALL_PAD, RECALL_VOCAB };
 
-// stream_shape: of tasks with V symbols; T = --max-length, or `length`; in evaluations what they are
-// told, or the same.
+// stream_shape: of tasks with V symbols; T = --max-length, or `length`; in evaluations what they
+// are told, or the same.
 static inline TaskShape stream_shape(const TaskOptions *o, size_t V, int length)
 {
     const int train = o->max_length ? o->max_length : length;
@@ -341,8 +341,8 @@ static inline TaskShape horizon_shape(const TaskOptions *o)
     return stream_shape(o, (size_t)V, 128);
 }
 
-// horizon_fill: inputs (T) = digits 0 to 4, and resets at --resets places of 1..T-1 (all, where there
-// are fewer); targets (T) = the sum of the digits from the last reset, or the start, to here.
+// horizon_fill: inputs (T) = digits 0 to 4, and resets at --resets places of 1..T-1 (all, where
+// there are fewer); targets (T) = the sum of the digits from the last reset, or the start, to here.
 static inline void horizon_fill(const TaskOptions *o, uint64_t seed, uint64_t stream, int *inputs,
                                 int *targets)
 {

@@ -1,6 +1,6 @@
 // gateloop_forms.h: two other forms of GateLoop's recurrence, in double: as attention, which needs
-// no memory, and as an associative scan, which needs no order. Included after train_gateloop.c, whose
-// words for --transition they share; test_gateloop.c holds all three equal.
+// no memory, and as an associative scan, which needs no order. Included after train_gateloop.c,
+// whose words for --transition they share; test_gateloop.c holds all three equal.
 //
 // surrogate attention: y_l = sum_{m<=l} A_lm v_m, for each head the real weights
 //   A_lm = sum_c q_lc k_mc exp(sum_{m<j<=l} ln r_jc) cos(sum_{m<j<=l} theta_jc)    c: its channels
@@ -36,8 +36,8 @@ static inline double gate_logs_at(double *theta, const float *logits, size_t c, 
                      gate_parts(kind) > 1 ? (double)logits[C + c] : 0, kind);
 }
 
-// surrogate_row: the weights (NH,T) of position l of one sequence, 0 for m > l, from qkvg (T,4C) and
-// logits (T,parts C).
+// surrogate_row: the weights (NH,T) of position l of one sequence, 0 for m > l, from qkvg (T,4C)
+// and logits (T,parts C).
 static inline void surrogate_row(double *weights, const float *qkvg, const float *logits, size_t l,
                                  size_t T, size_t C, size_t HS, int kind)
 {

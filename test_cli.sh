@@ -26,8 +26,9 @@ RANDOM=1 # the kills come at the same times in every run
 passed=0 failed=0
 
 # What depends on the model: its default --model, another one (or the option that tells its kinds
-# apart), its size beside --channels, presets, the option that makes copying its task.
-kind=model first=
+# apart), its size beside --channels, presets, the option that makes copying its task, and those
+# that make its presets small.
+kind=model first= plain=
 case $arch in
 causalrn)
     model=quadratic other=linear size=hidden wrong="--hidden 9"
@@ -46,7 +47,7 @@ deltanet)
 gateloop)
     model=sep other=fixed kind=transition size=hidden wrong="--hidden 9"
     first="--task copying"
-    presets="main horizon recall shakespeare wikitext103"
+    presets="main horizon recall shakespeare wikitext103" plain="--head-size 1 --gn-groups 0"
     ;;
 *) echo "error: $arch: expected causalrn, gpt2, deltanet or gateloop; give ARCH"; exit 2 ;;
 esac
@@ -187,7 +188,7 @@ test_help() {
         has "--help" "^  $preset +[^ ]" "$tmp/help"
     done
     for preset in $(sed -n '/^Presets/,$p' "$tmp/help" | grep -oE '^  [a-z0-9-]+'); do
-        works --preset "$preset" --task copying $small --steps 0
+        works --preset "$preset" --task copying $small $plain --steps 0
     done
 }
 

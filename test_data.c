@@ -497,7 +497,7 @@ static void test_restart(void)
     evaluation_add(&e, &TASKS[HORIZON], &o, &batch, 1);
     LogRow row = evaluation_row(&e, 1);
     char *curve = (char *)get_file(o.curve, &n);
-    CHECK(fabs(row.acc - 4 / 6.0) < 1e-12 && row.scaled == row.acc, "horizon: accuracy %g", row.acc);
+    CHECK(fabs(row.acc - 4 / 6.0) < 1e-12 && row.scaled == row.acc, "horizon: %g", row.acc);
     CHECK(!strcmp(curve, "tokens,sequences,accuracy\n1,3,0.666666667\n2,2,0.5\n3,1,1\n"),
           "horizon: curve\n%s", curve);
     free(curve);

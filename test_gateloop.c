@@ -7,9 +7,9 @@
 //
 // Sections: [tools] variants, one layer and a plain form of it; [mix] [model] [training] the tests,
 // in the order of the trainer; [main]. What trainers have in common is tested by dev/test_layers.h
-// and test_model.h, LayerNorm and GELU by test_gpt2.c. A name like A07 is a row of the list of cases
-// that this project keeps: failures that users of other programs have reported. G1 to G15 are the
-// pitfalls that other programs of this model fell into.
+// and test_model.h, LayerNorm and GELU by test_gpt2.c. A name like A07 is a row of the list of
+// cases that this project keeps: failures that users of other programs have reported. G1 to G15 are
+// the pitfalls that other programs fell into; sections are those of the specification.
 
 #include "dev/testing.h" // first: it asks for GNU extensions
 #include "dev/test_tasks.h"
@@ -169,8 +169,8 @@ typedef struct {
     double *y, *final, *dqkvg, *w, *dinitial;
 } Plain;
 
-// plain_layer: outputs and gradients of a layer: forward h_t = a_t h_{t-1} + k_t v_t; backward G_t =
-// q_t dy_t + conj(a_{t+1}) G_{t+1}, then dq = dy Re h, dk = v Re G, dv = k Re G, w = G conj(a h).
+// plain_layer: outputs and gradients of a layer: forward h_t = a_t h_{t-1} + k_t v_t; backward G_t
+// = q_t dy_t + conj(a_{t+1}) G_{t+1}, then dq = dy Re h, dk = v Re G, dv = k Re G, w = G conj(a h).
 static Plain plain_layer(const Layer *l)
 {
     const size_t T = l->T, C = l->C, HS = l->HS, n = l->N * C;
@@ -297,7 +297,7 @@ static void test_forms(void)
     }
 }
 
-// part: tokens from..from + T - 1 of a layer of one sequence, sharing its arrays, with states of its
+// part: T tokens of a layer of one sequence, from `from`, sharing its arrays, with states of its
 // own.
 static Layer part(const Layer *l, size_t from, size_t T)
 {
@@ -321,7 +321,8 @@ static void test_split(void)
         Layer l = layer_make(i % KINDS, 1, 130, 6, i % 2 ? 1 : 3, 3), piece[130];
         size_t n = 0;
         layer_run(&l);
-        const float *y = copy_of(l.y, l.N * l.C * sizeof *y), *w = copy_of(l.w, l.N * 12 * sizeof *w);
+        const float *y = copy_of(l.y, l.N * 6 * sizeof *y);
+        const float *w = copy_of(l.w, l.N * 12 * sizeof *w);
         const float *dqkvg = copy_of(l.dqkvg, l.N * 24 * sizeof *dqkvg);
         for (size_t t = 0; t < 130; t += piece[n++].T) {
             piece[n] = part(&l, t, parts[i / KINDS][0] ? parts[i / KINDS][n] : 1);
@@ -410,8 +411,8 @@ static void test_closed(void)
     }
 }
 
-// test_scan_small: A04: a with a zero and a one, b negative: states and gradients by hand, w = a da;
-// B14: no token at all leaves the output alone and passes states through.
+// test_scan_small: A04: a with a zero and a one, b negative: states and gradients by hand, w = a
+// da; B14: no token at all leaves the output alone and passes states through.
 static void test_scan_small(void)
 {
     static const float a[] = {0.5, 0, 0, 0, 0.5, 0, 1, 0}, b[] = {1, 2, 0, -3};
@@ -451,8 +452,8 @@ static void test_sizes_scan(void)
     }
 }
 
-// test_kinds: section 3 e: without angles sep is real-pos, to the bit; with angles of 0 and pi it is
-// real-signed; fixed is sep where all logits are the same and start as RetNet's.
+// test_kinds: section 3 e: without angles sep is real-pos, to the bit; with angles of 0 and pi it
+// is real-signed; fixed-real is the same for every token and starts as RetNet's.
 static void test_kinds(void)
 {
     enum { T = 100, C = 4 };
@@ -518,8 +519,8 @@ static void test_forget(void)
     model_drop(m);
 }
 
-// test_causal: section 3 g, k: a changed token keeps the bits of earlier outputs; a NaN in a channel
-// of one sequence stays there, forward and backward.
+// test_causal: section 3 g, k: a changed token keeps the bits of earlier outputs; a NaN in a
+// channel of one sequence stays there, forward and backward.
 static void test_causal(void)
 {
     enum { B = 2, T = 37, C = 6 };
@@ -644,8 +645,8 @@ static void test_extremes(void)
               fabs(near.angle_alpha + 0.5) < 1e-6, "cart at 2i");
 }
 
-// test_mixed_gates: A06: r of exp(-0.01), exp(-5), exp(-50) at random places of 130: finite, and the
-// plain form's gradients.
+// test_mixed_gates: A06: r of exp(-0.01), exp(-5), exp(-50) at random places of 130: finite, and
+// the plain form's gradients.
 static void test_mixed_gates(void)
 {
     static const double logs[] = {-0.01, -5, -50};
@@ -853,16 +854,18 @@ static void test_sizes(void)
     static const struct {
         const char *options;
         size_t V, parameters;
-    } rows[] = {{"", 10, 24074}, {"--transition real-pos", 10, 21962}, {"--transition ones", 10, 19850},
+    } rows[] = {{"", 10, 24074},
+                {"--transition real-pos", 10, 21962},
+                {"--transition ones", 10, 19850},
                 {"--transition fixed", 10, 19978}};
     static Options options;
     Model plan;
     for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
         run_options(&options, rows[k].options);
         model_plan(&plan, &config);
-        CHECK(arena_elements(&plan.weights.params, NULL) == rows[k].parameters && plan.V == rows[k].V,
-              "parameters of \"%s\": %zu, got %zu", rows[k].options, rows[k].parameters,
-              arena_elements(&plan.weights.params, NULL));
+        const size_t n = arena_elements(&plan.weights.params, NULL);
+        CHECK(n == rows[k].parameters && plan.V == rows[k].V, "parameters of \"%s\": %zu, got %zu",
+              rows[k].options, rows[k].parameters, n);
     }
     any_vocabulary = 50257;
     Config c = config_make(SEP, 16, 512, 624, 1, 12);
@@ -952,7 +955,7 @@ static void test_options(void)
         {"--transition real", "--transition: expected one of sep|sep-relu|cart"},
         {"--wiring post", "--wiring: expected one of pre|paper"},
         {"--gn-groups 16", "--gn-groups 16: expected equal groups of at least three"},
-        {"--gn-groups 5", "--gn-groups 5: expected equal groups of at least three of --channels 32"},
+        {"--gn-groups 5", "--gn-groups 5: expected equal groups"},
         {"--modulus 1", "--modulus: expected a whole number from 2"},
         {"--modulus 257", "--modulus: expected a whole number from 2 to 256"},
         {"--transition-lr -1", "--transition-lr"},

@@ -7,20 +7,20 @@ No state is carried: with L and P the running sums of ln r and theta of each cha
     y_l  = sum_m A_lm v_m
 
 and the backward pass differentiates D. q, k, v, g = u W_qkvg^T + b, alpha, beta = u W_gate^T + b;
-x += (silu(g) y) W_out^T, x += gelu(norm(x) W_fc^T + b) W_down^T + b, with norms before (pre) or after
-(paper).
+x += (silu(g) y) W_out^T, x += gelu(norm(x) W_fc^T + b) W_down^T + b, with norms before (pre) or
+after (paper).
 
     gateloop.py DUMP...        recompute a trainer's --dump: activations, loss and gradients; a line
                                per tensor, exit 1 beyond the bounds (--bf16: those for BF16)
     gateloop.py --golden DIR   write small goldens: DIR/TRANSITION-WIRING.safetensors
-    gateloop.py --maps DUMP    write DUMP.maps.safetensors: maps (L,NH,T,T), the A of every layer and
-                               head of a dump's first sequence
+    gateloop.py --maps DUMP    write DUMP.maps.safetensors: maps (L,NH,T,T), the A of every layer
+                               and head of a dump's first sequence
     gateloop.py --self-test    the gradients against the complex step, attention against the
                                recurrence, and that NaN and wrong numbers are found
 
 The gradients are written by hand from the equations; the self test and --golden hold every entry
-against the complex step Im f(x + ih)/h. What this model has in common with CausalRN (files, options,
-cross-entropy, comparing, complex step) is causalrn.py's.
+against the complex step Im f(x + ih)/h. What this model has in common with CausalRN (files,
+options, cross-entropy, comparing, complex step) is causalrn.py's.
 """
 import math
 import os

@@ -621,7 +621,7 @@ static void test_extremes(void)
         double most = 0;
         for (size_t i = 0; i < N * N; i++) {
             const float logits[] = {at[i / N], at[i % N]};
-            const Gate z = gate(logits, 0, 1, kind);
+            const Gate z = gate(logits, 0, 0, 1, kind);
             bad += first_not_finite(&z, 6, sizeof(float)) != 6;
             most = fmax(most, hypot(z.re, z.im));
         }
@@ -636,10 +636,10 @@ static void test_extremes(void)
                   first_not_finite(l.dlogits, l.N * l.gates, sizeof(float)) == l.N * l.gates,
               "%s", layer_text(&l, "G15: finite"));
     }
-    const Gate zero = gate((float[]){0, 0}, 0, 1, CART);
+    const Gate zero = gate((float[]){0, 0}, 0, 0, 1, CART);
     CHECK(zero.re == 0.5 && zero.im == 0 && zero.r_alpha == 0 && zero.r_beta == 0 &&
               zero.angle_alpha == 0 && zero.angle_beta == 0, "G6: cart at 0");
-    const Gate near = gate((float[]){0, 2}, 0, 1, CART);
+    const Gate near = gate((float[]){0, 2}, 0, 0, 1, CART);
     const double r = 1 / (1 + exp(-2.0));
     CHECK(fabs(near.im - r) < 1e-6 && fabs(near.r_beta - (1 - r)) < 1e-6 &&
               fabs(near.angle_alpha + 0.5) < 1e-6, "cart at 2i");

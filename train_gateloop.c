@@ -76,16 +76,17 @@ static size_t gate_parts(int kind)
     return kind == ONES ? 0 : kind == REAL_POS || kind == REAL_SIGNED || kind == FIXED_REAL ? 1 : 2;
 }
 
-// gate: the transition of channel c from a token's logits (parts C); finite ones give finite
+// gate: the transition of channel c of token n from logits (N,parts C); finite ones give finite
 // numbers. cart at 0 has the angle 0 and no gradient; 1e-12 keeps its 1/|z|^2 finite near it. What
 // is fixed has, at logits of 0, |a| = 1 - 2^-x = sigmoid(ln(2^x - 1)), x from 1 to 8 by channel.
-static inline Gate gate(const float *logits, size_t c, size_t C, int kind)
+static inline Gate gate(const float *logits, size_t n, size_t c, size_t C, int kind)
 {
     if (kind == ONES)
         return (Gate){.re = 1};
+    const float *row = logits + n * gate_parts(kind) * C;
     const float most = 88, tiny = 1e-12, x = 1 + 7 * (c + 0.5) / C; // exp(most) is finite
-    const float alpha = logits[c] + (kind == FIXED || kind == FIXED_REAL ? log(exp2(x) - 1) : 0);
-    const float beta = gate_parts(kind) > 1 ? logits[C + c] : 0, sign = alpha < 0 ? -1 : 1;
+    const float alpha = row[c] + (kind == FIXED || kind == FIXED_REAL ? log(exp2(x) - 1) : 0);
+    const float beta = gate_parts(kind) > 1 ? row[C + c] : 0, sign = alpha < 0 ? -1 : 1;
     if (kind == REAL_SIGNED)
         return (Gate){.re = sign * sigmoid(sign * alpha), .r_alpha = sign * sigmoid(-sign * alpha)};
     if (kind == CART) {
@@ -106,7 +107,7 @@ static void gates_forward(float *a, const float *logits, size_t N, size_t C, int
 {
 #pragma omp parallel for if (N * C > 4096)
     for (size_t i = 0; i < N * C; i++) {
-        const Gate z = gate(logits + i / C * C * gate_parts(kind), i % C, C, kind);
+        const Gate z = gate(logits, i / C, i % C, C, kind);
         a[i / C * 2 * C + i % C] = z.re;
         a[i / C * 2 * C + C + i % C] = z.im;
     }
@@ -120,7 +121,7 @@ static void gates_backward(float *dlogits, const float *w, const float *logits, 
 #pragma omp parallel for if (N * C > 4096)
     for (size_t i = 0; i < N * C * (parts > 0); i++) {
         const size_t row = i / C * C, c = i % C;
-        const Gate z = gate(logits + row * parts, c, C, kind);
+        const Gate z = gate(logits, i / C, c, C, kind);
         const float r = w[2 * row + c], angle = w[2 * row + C + c];
         dlogits[row * parts + c] = z.r_alpha * r + z.angle_alpha * angle;
         if (parts > 1)
@@ -669,9 +670,7 @@ typedef struct {
     float *dx, *dr, *dqkvg, *dgate, *w, *dy, *dz, *dh, *dlogits, *work;
 } Dacts;
 
-typedef struct {
-    float *S; // what a layer remembers while decoding
-} State;
+typedef struct { float *S; } State; // what a layer remembers while decoding
 
 typedef struct {
     Config config;

@@ -636,6 +636,12 @@ static void test_extremes(void)
                   first_not_finite(l.dlogits, l.N * l.gates, sizeof(float)) == l.N * l.gates,
               "%s", layer_text(&l, "G15: finite"));
     }
+    for (int kind = 0; kind < ONES; kind++) { // a NaN is passed on, not made a number
+        const Gate x = gate((float[]){NAN, 1}, 0, 0, 1, kind), y = gate((float[]){1, NAN}, 0, 0, 1,
+                                                                       kind);
+        CHECK(isnan(x.re) && isnan(x.r_alpha) && (gate_parts(kind) < 2 || isnan(y.im)),
+              "transition %d of NaN: %g, %g", kind, (double)x.re, (double)y.im);
+    }
     const Gate zero = gate((float[]){0, 0}, 0, 0, 1, CART);
     CHECK(zero.re == 0.5 && zero.im == 0 && zero.r_alpha == 0 && zero.r_beta == 0 &&
               zero.angle_alpha == 0 && zero.angle_beta == 0, "G6: cart at 0");

@@ -322,10 +322,8 @@ def check_dump(path, tensors, metadata, forward_bound, grad_bound, out=print):
                       {name: grads[name] for name in params_of(v)}, forward_bound, grad_bound, out)
 
 
-def write_maps(path):
-    """The surrogate attention of a dump's first sequence."""
-    tensors, metadata = read_safetensors(path)
-    v = variant_of(path, metadata)
+def maps_of(tensors, v):
+    """(L,NH,T,T): the surrogate attention of a dump's first sequence, from its qkvg and a."""
     maps = []
     for qkvg, a in zip(tensors["acts.qkvg"], tensors["acts.a"]):
         q, k, _, _ = np.split(qkvg[:1].astype(np.float64), 4, -1)
@@ -333,8 +331,18 @@ def write_maps(path):
         with np.errstate(divide="ignore"):
             log_r = np.maximum(np.log(np.hypot(re, im)), -1e4)  # ln 0 would make inf - inf
         maps.append(attention(q, k, log_r, np.arctan2(im, re), v)[0])
-    write_safetensors(path + ".maps.safetensors", {"maps": np.stack(maps)}, metadata)
-    print(f"{path}.maps.safetensors: maps {np.stack(maps).shape}")
+    return np.stack(maps)
+
+
+def write_maps(path):
+    tensors, metadata = read_safetensors(path)
+    v = variant_of(path, metadata)
+    for name in ("acts.qkvg", "acts.a"):
+        if name not in tensors:
+            raise Trouble(f"{path}: no tensor {name}")
+    maps = maps_of(tensors, v)
+    write_safetensors(path + ".maps.safetensors", {"maps": maps}, metadata)
+    print(f"{path}.maps.safetensors: maps {maps.shape}")
 
 
 def small_problem(v, B=2, T=4, C=4, H=2, L=1, V=4, seed=1):
@@ -428,6 +436,10 @@ def self_test():
         x.flat[-1] = value
         return x
 
+    value = heads(np.split(good["acts.qkvg"][0, :1], 4, -1)[2], v)[0]
+    see("the maps of a dump give its outputs", np.allclose(
+        np.einsum("hlm,mhi->lhi", maps_of(good, v)[0], value).ravel(),
+        good["acts.y"][0, 0].ravel(), rtol=0, atol=1e-12))
     see("a right dump passes", count() == 0)
     see("NaN is found", count(acts__logits=spoilt("acts.logits", np.nan)) == 1)
     see("Inf is found", count(grads__gate_w=spoilt("grads.gate_w", np.inf)) == 1)

@@ -1468,10 +1468,10 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
     gemm(&g, stream);
 }
 
-// Sums over all N rows are made in slices of them, and these then added in their order.
+// Sums over all N rows are made in slices of them, and these then added in their order: those of
+// columns in COLUMN_SLICES, the multiprocessors of an H200.
 enum { SLICES = 64, TOKEN_SLICES = 512, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
-enum { TOKENS_SHARED = 384, TOKEN_CHANNELS = 8 }; // see embed_backward
-enum { BIAS_WARPS = 16 };
+enum { COLUMN_SLICES = 132, BIAS_WARPS = 16, TOKENS_SHARED = 384, TOKEN_CHANNELS = 4 };
 
 // slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
 // power of two to 64, as long as all fit SLICES_MOST elements.
@@ -1483,77 +1483,102 @@ static size_t slices_of(size_t N, size_t size)
     return n;
 }
 
-// slices_sum_kernel: out += the sum of partial (slices,n+rest), in order; part i of `part` elements
-// of the first n is i * step elements behind out, the rest is rest_out's.
+// slices_sum_kernel: out += the sum of partial (slices,n), in order; part i of `part` elements is
+// i * step elements behind out. rest_out += that of (rest_slices,rest), which stands behind.
 static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
-                                         int slices, size_t n, size_t rest, size_t part,
-                                         size_t step)
+                                         int slices, size_t n, int rest_slices, size_t rest,
+                                         size_t part, size_t step)
 {
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    const int count = i < n ? slices : rest_slices;
+    const size_t pitch = i < n ? n : rest;
     float sum = 0;
     if (i >= n + rest)
         return;
-#pragma unroll 16
-    for (int k = 0; k < slices; k++)
-        sum += partial[k * (n + rest) + i];
+    partial += i < n ? i : slices * n + i - n;
+#pragma unroll 32
+    for (int k = 0; k < count; k++)
+        sum += partial[k * pitch];
     *(i < n ? out + i / part * step + i % part : rest_out + i - n) += sum;
 }
 
-// bias_slices_kernel: at k * `size` in partial: column sums (OC) of slice k of x (N,OC), rows
-// `pitch` apart, for slices of K rows. A warp takes a row of 32 VEC columns.
-template <int VEC>
-static __global__ void bias_slices_kernel(float *partial, size_t size, const floatX *x, size_t K,
-                                          int OC, size_t pitch, int slices)
+// slice_rows: how many of N rows are in this block's slice, from *first on. Blocks of one slice are
+// COLUMN_SLICES apart.
+static __device__ inline int slice_rows(size_t *first, size_t N)
 {
-    enum { AT_ONCE = 16 };
-    __shared__ float sums[BIAS_WARPS][WARP * VEC];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slice = blockIdx.x % slices;
-    const int o = (blockIdx.x / slices * WARP + lane) * VEC;
-    float sum[VEC] = {};
-    x += slice * K * pitch + (o < OC ? o : 0);
-    for (size_t k0 = warp; k0 < K; k0 += AT_ONCE * BIAS_WARPS) {
-        Pack<floatX, VEC> v[AT_ONCE]; // all on their way before the first is needed
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            v[j] = *(const Pack<floatX, VEC> *)(x + min(k0 + j * BIAS_WARPS, K - 1) * pitch);
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            for (int i = 0; i < VEC; i++)
-                sum[i] += k0 + j * BIAS_WARPS < K ? (float)v[j].v[i] : 0;
-    }
+    const size_t K = (N + COLUMN_SLICES - 1) / COLUMN_SLICES;
+    *first = blockIdx.x % COLUMN_SLICES * K;
+    return *first < N ? (int)min(K, N - *first) : 0;
+}
+
+// columns_sum: the row of this block's slice in partial (COLUMN_SLICES,OC) = what its WARPS warps
+// have of each column, summed; a lane has o .. o+VEC-1.
+template <int VEC, int WARPS>
+static __device__ inline void columns_sum(float *partial, const float sum[VEC], int o, int OC)
+{
+    __shared__ float sums[WARPS][WARP * VEC];
+    const int lane = threadIdx.x % WARP, first = o - lane * VEC;
+    __syncthreads(); // sums may still be read from the call before
     for (int i = 0; i < VEC; i++)
-        sums[warp][lane * VEC + i] = sum[i];
+        sums[threadIdx.x / WARP][lane * VEC + i] = sum[i];
     __syncthreads();
-    for (int i = 0; i < VEC && warp == 0 && o < OC; i++) {
-        for (int k = 1; k < BIAS_WARPS; k++)
-            sum[i] += sums[k][lane * VEC + i];
-        partial[slice * size + o + i] = sum[i];
+    for (int i = threadIdx.x; i < WARP * VEC && first + i < OC; i += WARPS * WARP) {
+        float total = 0;
+        for (int k = 0; k < WARPS; k++)
+            total += sums[k][i];
+        partial[(size_t)(blockIdx.x % COLUMN_SLICES) * OC + first + i] = total;
     }
+}
+
+// bias_slices_kernel: partial (COLUMN_SLICES,OC) = column sums of each slice of x (N,OC), rows
+// `pitch` apart. A warp takes a row of 32 VEC columns.
+template <int VEC>
+static __global__ void bias_slices_kernel(float *partial, const floatX *__restrict__ x, size_t N,
+                                          int OC, size_t pitch)
+{
+    const int o = (blockIdx.x / COLUMN_SLICES * WARP + threadIdx.x % WARP) * VEC;
+    size_t first;
+    const int rows = slice_rows(&first, N);
+    float sum[VEC] = {};
+    x += first * pitch + (o < OC ? o : 0);
+#pragma unroll 8
+    for (int k = threadIdx.x / WARP; k < rows; k += BIAS_WARPS) {
+        const Pack<floatX, VEC> v = *(const Pack<floatX, VEC> *)(x + k * pitch);
+        for (int i = 0; i < VEC; i++)
+            sum[i] += (float)v.v[i];
+    }
+    columns_sum<VEC, BIAS_WARPS>(partial, sum, o, OC);
+}
+
+// weight_scratch: elements of scratch that matmul_backward_weight needs for n weights, OC biases.
+static size_t weight_scratch(size_t N, size_t n, size_t OC)
+{
+    return slices_of(N, n) * n + COLUMN_SLICES * OC;
 }
 
 // matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart;
 // this for `parts` of OC columns each of dout, their gradients `step` elements apart; dbias (OC),
-// NULL for none, += the column sums of the first part. partial: scratch.
+// NULL for none, += the column sums of the first part. partial (weight_scratch): scratch.
 static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
                                    const floatX *dout, const floatX *inp, size_t N, size_t C,
                                    size_t OC, size_t pitch, size_t parts, cudaStream_t stream)
 {
-    const size_t n = parts * OC * C, rest = dbias ? OC : 0, size = n + rest;
-    const size_t slices = slices_of(N, size), K = N / slices, vec = OC % 2 || pitch % 2 ? 1 : 2;
-    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * slices, block = BIAS_WARPS * WARP;
+    const size_t n = parts * OC * C, rest = dbias ? OC : 0, slices = slices_of(N, n);
+    const size_t vec = (OC | pitch) % 8 || (uintptr_t)dout % (8 * sizeof(floatX)) ? 1 : 8;
+    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * COLUMN_SLICES;
     const Gemm g = {.out = partial, .x = dout, .y = inp, .type = CUDA_R_32F, .in = FLOATX_TYPE,
-                    .x_t = 1, .M = parts * OC, .N = C, .K = K, .ld_out = C, .ld_x = pitch,
-                    .ld_y = C, .batch = slices, .out_step = size, .x_step = K * pitch,
-                    .y_step = K * C};
+                    .x_t = 1, .M = parts * OC, .N = C, .K = N / slices, .ld_out = C,
+                    .ld_x = pitch, .ld_y = C, .batch = slices, .out_step = n,
+                    .x_step = N / slices * pitch, .y_step = N / slices * C};
     gemm(&g, stream);
-    if (dbias && vec == 2)
-        LAUNCH(bias_slices_kernel<2>, grid, block, 0, stream, partial + n, size, dout, K, (int)OC,
-               pitch, (int)slices);
+    if (dbias && vec == 8)
+        LAUNCH(bias_slices_kernel<8>, grid, BIAS_WARPS * WARP, 0, stream, partial + slices * n,
+               dout, N, (int)OC, pitch);
     else if (dbias)
-        LAUNCH(bias_slices_kernel<1>, grid, block, 0, stream, partial + n, size, dout, K, (int)OC,
-               pitch, (int)slices);
-    LAUNCH(slices_sum_kernel, (size + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
-           dweight, dbias, partial, (int)slices, n, rest, OC * C, step);
+        LAUNCH(bias_slices_kernel<1>, grid, BIAS_WARPS * WARP, 0, stream, partial + slices * n,
+               dout, N, (int)OC, pitch);
+    LAUNCH(slices_sum_kernel, (n + rest + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+           stream, dweight, dbias, partial, (int)slices, n, COLUMN_SLICES, rest, OC * C, step);
 }
 
 // normalize_forward_kernel: a warp a row.
@@ -1677,27 +1702,50 @@ static __global__ void embed_token_kernel(float *partial, const floatX *__restri
         partial[((size_t)slice * V + v) * C + c] = sums[v * WARP + lane];
 }
 
-// embed_first_kernel: a warp a token and 32 TOKEN_CHANNELS channels: if the token stands nowhere
-// before, dwte += dout of every place where it stands, in order.
-static __global__ void embed_first_kernel(float *dwte, const floatX *__restrict__ dout,
-                                          const int *__restrict__ tokens, size_t N, int C,
-                                          int groups)
+// embed_order_kernel: order (N) = the positions sorted by token, those of one token in their order.
+// A thread has one and counts what comes before it.
+static __global__ void embed_order_kernel(int *order, const int *tokens, size_t N)
 {
-    const size_t first = blockIdx.x / groups;
-    const int lane = threadIdx.x, token = tokens[first];
-    const int c0 = blockIdx.x % groups * WARP * TOKEN_CHANNELS + lane;
+    __shared__ __align__(16) int tile[SLICE_THREADS];
+    const size_t first = blockIdx.x * (size_t)SLICE_THREADS, n = first + threadIdx.x;
+    int less = 0, token = tokens[min(n, N - 1)];
+    for (size_t m = 0; m < N; m += SLICE_THREADS) {
+        __syncthreads(); // the tile may still be read
+        tile[threadIdx.x] = m + threadIdx.x < N ? tokens[m + threadIdx.x] : INT_MAX;
+        __syncthreads();
+#pragma unroll 32
+        for (int i = 0; i < SLICE_THREADS; i++)
+            less += tile[i] < token + (m < first);
+        for (int i = 0; m == first && i < (int)threadIdx.x; i++)
+            less += tile[i] == token;
+    }
+    if (n < N)
+        order[less] = (int)n;
+}
+
+// embed_sum_kernel: a warp a place in `order` and 32 TOKEN_CHANNELS channels: where a token's
+// positions begin, dwte += dout of them all, in order.
+static __global__ void embed_sum_kernel(float *dwte, const floatX *__restrict__ dout,
+                                        const int *__restrict__ tokens,
+                                        const int *__restrict__ order, size_t N, int C, int groups)
+{
+    const size_t place = row_of_warp() / groups;
+    const int lane = threadIdx.x % WARP;
+    const int c0 = row_of_warp() % groups * WARP * TOKEN_CHANNELS + lane;
     float sum[TOKEN_CHANNELS] = {};
-    for (size_t n = 0; n < first; n += WARP)
-        if (__any_sync(~0u, n + lane < first && tokens[n + lane] == token))
-            return;
-    for (size_t n0 = first; n0 < N; n0 += WARP) {
-        unsigned here = __ballot_sync(~0u, n0 + lane < N && tokens[min(n0 + lane, N - 1)] == token);
-        for (; here; here &= here - 1) {
-            const floatX *row = dout + (n0 + __ffs(here) - 1) * C;
-#pragma unroll
+    if (place >= N)
+        return;
+    const int token = tokens[order[place]];
+    if (place && tokens[order[place - 1]] == token)
+        return;
+    for (size_t k = place, count = WARP; count == WARP; k += WARP) {
+        const bool same = k + lane < N && tokens[order[min(k + lane, N - 1)]] == token;
+        const unsigned others = ~__ballot_sync(~0u, same);
+        count = others ? __ffs(others) - 1 : WARP;
+#pragma unroll 8
+        for (size_t j = k; j < k + count; j++)
             for (int i = 0; i < TOKEN_CHANNELS; i++)
-                sum[i] += c0 + WARP * i < C ? (float)row[c0 + WARP * i] : 0;
-        }
+                sum[i] += c0 + WARP * i < C ? (float)dout[order[j] * (size_t)C + c0 + WARP * i] : 0;
     }
     for (int i = 0; i < TOKEN_CHANNELS && c0 + WARP * i < C; i++)
         dwte[(size_t)token * C + c0 + WARP * i] += sum[i];
@@ -1718,68 +1766,106 @@ static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, si
 }
 
 // embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, and the
-// places of a token are added in order, so that repeated tokens neither race nor change a sum.
-// partial (token_slices,V,C): scratch.
+// places of a token are added in order, so that repeated tokens neither race nor change a sum. With
+// a large vocabulary they are sorted first, in (B T)^2 comparisons. partial: scratch, (B,T) then,
+// else (token_slices,V,C).
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
                            const int *tokens, size_t B, size_t T, size_t V, size_t C,
                            cudaStream_t stream)
 {
-    const size_t slices = token_slices(V, C);
+    const size_t slices = token_slices(V, C), N = B * T;
     const size_t groups = (C + WARP * TOKEN_CHANNELS - 1) / (WARP * TOKEN_CHANNELS);
     if (slices) {
         LAUNCH(embed_token_kernel, (C + WARP - 1) / WARP * slices, WARP, V * WARP * sizeof(float),
-               stream, partial, dout, tokens, B * T, (int)V, (int)C, (int)slices);
+               stream, partial, dout, tokens, N, (int)V, (int)C, (int)slices);
         LAUNCH(slices_sum_kernel, (V * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-               stream, dwte, NULL, partial, (int)slices, V * C, 0, V * C, 0);
-    } else
-        LAUNCH(embed_first_kernel, B * T * groups, WARP, 0, stream, dwte, dout, tokens, B * T,
-               (int)C, (int)groups);
+               stream, dwte, NULL, partial, (int)slices, V * C, 0, 0, V * C, 0);
+    } else {
+        LAUNCH(embed_order_kernel, (N + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+               stream, (int *)partial, tokens, N);
+        LAUNCH(embed_sum_kernel, (N * groups + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0,
+               stream, dwte, dout, tokens, (const int *)partial, N, (int)C, (int)groups);
+    }
     LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
            stream, dwpe, dout, B, T * C);
 }
 
-// crossentropy_kernel: a warp a row of logits (N,V), rows pitch apart.
-static __global__ void crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
-                                           const float *logits, const int *targets,
-                                           const StepInput *step, size_t N, int V, int pitch)
+// A part of a row of logits: the largest, of equals the lowest index, sum of exp(logit - top).
+typedef struct {
+    float top, sum;
+    int best;
+} Peak;
+
+// peak_of_warp: of the parts that the lanes have, to all of them.
+static __device__ inline Peak peak_of_warp(Peak a)
 {
-    const size_t row = row_of_warp();
-    const int lane = threadIdx.x % WARP;
+    for (int i = WARP / 2; i > 0; i /= 2) {
+        const Peak b = {__shfl_xor_sync(~0u, a.top, i), __shfl_xor_sync(~0u, a.sum, i),
+                        __shfl_xor_sync(~0u, a.best, i)};
+        const Peak high = b.top > a.top || (b.top == a.top && b.best < a.best) ? b : a;
+        a.sum = a.sum > 0 ? a.sum * exp2_fast(LOG2E * (a.top - high.top)) : a.sum;
+        a.sum += b.sum > 0 ? b.sum * exp2_fast(LOG2E * (b.top - high.top)) : b.sum;
+        a = {high.top, a.sum, high.best};
+    }
+    return a;
+}
+
+// crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row
+// has a block, and is still in the caches when it is read again, from the end.
+template <int WARPS>
+static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * WARP)
+    crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
+                        const float *__restrict__ logits, const int *targets,
+                        const StepInput *step, size_t N, int V, int pitch)
+{
+    enum { STRIDE = 4 * WARPS * WARP };
+    __shared__ Peak peaks[WARP];
+    const size_t row = WARPS > 1 ? blockIdx.x : row_of_warp();
+    const int i = threadIdx.x % (WARPS * WARP), lane = threadIdx.x % WARP;
     if (row >= N)
         return;
     const float *x = logits + row * pitch;
-    const int target = targets[row];
-    float top = -INFINITY, sum = 0;
-    int best = V;
+    Peak peak = {-INFINITY, 0, min(4 * i, V)};
 #pragma unroll 4
-    for (int v = lane; v < V; v += WARP) {
-        const float y = x[v];
-        if (y > top || best == V) {
-            sum = sum * expf(top - y) + 1; // at first 0 times 0
-            top = y;
-            best = v;
-        } else
-            sum += expf(y - top);
+    for (int v = 4 * i; v < V; v += STRIDE) {
+        Pack<float, 4> y = *(const Pack<float, 4> *)(x + v);
+        const float before = peak.top;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            y.v[k] = v + k < V ? y.v[k] : -INFINITY;
+            peak.best = y.v[k] > peak.top ? v + k : peak.best;
+            peak.top = y.v[k] > peak.top ? y.v[k] : peak.top;
+        }
+        peak.sum *= exp2_fast(LOG2E * (before - peak.top)); // at first 0 times 0
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            peak.sum += exp2_fast(LOG2E * (y.v[k] - peak.top));
     }
-    for (int i = WARP / 2; i > 0; i /= 2) { // the largest, of equals the lowest
-        const float other_top = __shfl_xor_sync(~0u, top, i);
-        const float other_sum = __shfl_xor_sync(~0u, sum, i);
-        const int other = __shfl_xor_sync(~0u, best, i);
-        const int higher = other_top > top || (other_top == top && other < best);
-        const float most = higher ? other_top : top;
-        sum = (sum > 0 ? sum * expf(top - most) : sum) +
-              (other_sum > 0 ? other_sum * expf(other_top - most) : other_sum);
-        top = most;
-        best = higher ? other : best;
+    peak = peak_of_warp(peak);
+    if (WARPS > 1) {
+        if (lane == 0)
+            peaks[threadIdx.x / WARP] = peak;
+        __syncthreads();
+        peak = peak_of_warp(peaks[lane]);
     }
-    if (lane == 0) {
-        losses[row] = target == IGNORE ? 0 : logf(sum) + top - x[target];
-        predictions[row] = best;
+    const int target = targets[row];
+    if (i == 0) {
+        losses[row] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
+        predictions[row] = peak.best;
     }
-    const float unit = target == IGNORE ? 0 : (float)step->unit;
-    for (int v = lane; v < pitch; v += WARP) {
-        const float p = v < V ? expf(x[v] - top) / sum : 0;
-        dlogits[row * pitch + v] = (floatX)(unit * (p - (v == target ? 1 : 0)));
+    const float unit = target == IGNORE ? 0 : (float)step->unit, factor = unit / peak.sum;
+#pragma unroll 4
+    for (int v = (pitch - 4) / STRIDE * STRIDE + 4 * i; v >= 0; v -= STRIDE) {
+        if (v >= pitch)
+            continue;
+        const Pack<float, 4> y = *(const Pack<float, 4> *)(x + v);
+        Pack<floatX, 4> d;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float p = v + k < V ? factor * exp2_fast(LOG2E * (y.v[k] - peak.top)) : 0;
+            d.v[k] = (floatX)(p - (v + k == target ? unit : 0));
+        }
+        *(Pack<floatX, 4> *)(dlogits + row * pitch + v) = d;
     }
 }
 
@@ -1799,13 +1885,17 @@ static __global__ void loss_kernel(StepResult *result, const float *losses, cons
 // crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
 // predictions (N) = argmax; dlogits (N,V) = the gradient (softmax - onehot) step->unit of the loss;
 // result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (N,V)
-// and dlogits: rows `pitch` apart, dlogits 0 between them. targets (N).
+// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N).
 static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepResult *result,
                          const float *logits, const int *targets, const StepInput *step, size_t N,
                          size_t V, size_t pitch, cudaStream_t stream)
 {
-    LAUNCH(crossentropy_kernel, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
-           losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
+    if (V >= 4096)
+        LAUNCH(crossentropy_kernel<WARP>, N, WARP * WARP, 0, stream, losses, predictions, dlogits,
+               logits, targets, step, N, (int)V, (int)pitch);
+    else
+        LAUNCH(crossentropy_kernel<1>, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
+               losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
     LAUNCH(loss_kernel, 1, 1024, 0, stream, result, losses, step, N);
 }
 
@@ -1998,12 +2088,9 @@ static void model_plan(Model *m, const Config *config)
     // In place unless a dump is to show them: the residual stream; a and b of the quadratic model
     const size_t xs = dump ? L + 1 : 1, abs = dump || linear ? L : 1;
     const size_t work = mix_scratch(B, T, H, config->mix);
-    size_t partial = token_slices(V, C) * V * C;
-    for (int k = 0; k <= 2; k++) { // weight gradients: head_w, out_w, both sides
-        const size_t size = k == 0 ? V * C : k * H * C + (k == 1 ? C : H);
-        const size_t all = slices_of(B * T, size) * size;
-        partial = partial > all ? partial : all;
-    }
+    size_t partial = V > TOKENS_SHARED ? B * T : token_slices(V, C) * V * C;
+    for (int k = 0; k <= 2; k++) // weight gradients: head_w, out_w, both sides
+        partial = std::max(partial, weight_scratch(B * T, k ? k * H * C : V * C, k == 1 ? C : H));
     const double std = 0.02, out_std = 0.02 / sqrt((double)L);
     const Tensor params[] = {
         {"wte", {V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},

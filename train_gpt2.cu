@@ -23,8 +23,8 @@
 // float is added atomically: same bits every time. The residual is added in the epilogue of the
 // matrix product before it: a kernel that adds and normalizes would move as many bytes.
 //
-// Sections: [cuda] types and reductions; [mix] attention; [block] LayerNorm, GELU; [layers] matrix
-// product, normalize, embedding, cross-entropy; [optimizer] AdamW; [model]; [train]; [main].
+// Sections: [cuda] types and reductions; [mix] attention; [layers] matrix product, normalize,
+// embedding, cross-entropy; [block] LayerNorm, GELU; [optimizer] AdamW; [model]; [train]; [main].
 //
 // Figures of the CausalRN paper, not run to their end; time of a step on an H200: README.md.
 //   ./train_gpt2_gpu --preset copy-s128                              Fig. 3, 4: the Transformer
@@ -163,10 +163,10 @@ static __device__ inline float phi(float x)
     return x > 0 ? x + 1 : exp2_fast(LOG2E * x);
 }
 
-// phi_slope: phi'(x).
-static __device__ inline float phi_slope(float x)
+// phi_slope: phi' where phi is `feature`.
+static __device__ inline float phi_slope(float feature)
 {
-    return x > 0 ? 1 : exp2_fast(LOG2E * x);
+    return fminf(feature, 1);
 }
 
 #ifdef PRECISION_BF16
@@ -233,7 +233,7 @@ static __device__ inline uint4 accumulator_pack(const float c[2][4])
 }
 
 // tile_fetch: start copying rows row .. row+ROWS-1 of x (T,HS), `stride` apart, into a tile; rows
-// from T on become 0. A thread always has the same elements of a tile: see tile_phi.
+// from T on become 0.
 template <int HS, int ROWS, int WARPS>
 static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stride, int row, int T)
 {
@@ -248,24 +248,6 @@ static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stri
         for (int c = 0; c < HS; c += 64)
             copy_async(tile + (i + r) * (HS + 8) + column + c, from + c, inside);
     }
-}
-
-// tile_phi: the tile = phi of it; each thread does what it copied itself, so copy_wait is enough.
-template <int HS, int ROWS, int WARPS> static __device__ inline void tile_phi(floatX *tile)
-{
-    floatX *x = tile + threadIdx.x / 8 * (HS + 8) + threadIdx.x % 8 * 8;
-#pragma unroll 1
-    for (int i = 0; i + (int)threadIdx.x / 8 < ROWS; i += 4 * WARPS)
-#pragma unroll
-        for (int c = 0; c < HS; c += 64)
-#pragma unroll
-            for (int k = 0; k < 8; k += 4) { // fewer registers than 8 at once
-                Pack<floatX, 4> *p = (Pack<floatX, 4> *)(x + i * (HS + 8) + c + k), v = *p;
-#pragma unroll
-                for (int n = 0; n < 4; n++)
-                    v.v[n] = (floatX)phi((float)v.v[n]);
-                *p = v;
-            }
 }
 
 // tile_dots: c[i] (16 x 16G) += own_i (16 rows, HS) other_i^T (16G rows, HS) for two tiles i, the
@@ -406,10 +388,6 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
         floatX *keys = tiles + ROWS * LD + j % 2 * STAGE;
         floatX *next = tiles + ROWS * LD + (j + 1) % 2 * STAGE;
         copy_wait();
-        if (PHI)
-            tile_phi<HS, OT, WARPS>(keys);
-        if (PHI && j == 0)
-            tile_phi<HS, ROWS, WARPS>(tiles);
         __syncthreads(); // keys, v are there; nobody reads `next` any more
         if (j < last) {
             tile_fetch<HS, OT, WARPS>(next, x + C, 3 * C, (j + 1) * OT, T);
@@ -494,7 +472,7 @@ static __device__ inline float2 tile_stats(const floatX *dout, const floatX *out
 }
 
 // tile_store: rows row .. row+15 of dx, rows 3C apart, those below T = factor sum, a warp's 16 x HS
-// accumulators. x not NULL: times phi' of it, the same rows of qkv.
+// accumulators. x not NULL: times phi', the same rows of qkv being the features.
 template <int HS>
 static __device__ inline void tile_store(floatX *dx, const float sum[HS / 8][4], const floatX *x,
                                          float factor, int C, int row, int T)
@@ -583,8 +561,6 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     fetch(begin);
     own += (row - first) * LD + row_at(lane, LD);
     copy_wait();
-    if (PHI)
-        tile_phi<HS, ROWS, WARPS>(tiles);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < KEEP * HS / 16; i++) // tile, then column
@@ -599,8 +575,6 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     }
     for (int j = begin; j <= last; j++) {
         copy_wait();
-        if (PHI)
-            tile_phi<HS, OT, WARPS>(others + j % 2 * STAGE);
         __syncthreads(); // the others of j are there; nobody reads those of j - 1 any more
         if (j < last)
             fetch(j + 1);
@@ -666,14 +640,14 @@ static __global__ void attention_general_kernel(floatX *out, float *lse, const f
         return;
     for (int h = lane; h < HS; h += WARP) {
         const float value = (float)x[(size_t)t * 3 * C + h];
-        q[h] = PHI ? phi(value) : factor * value;
+        q[h] = PHI ? value : factor * value;
         o[h] = 0;
     }
     for (int u = 0; u < end; u++) {
         const floatX *k = x + (size_t)u * 3 * C + C, *v = k + C;
         float p = 0, shrink = 1;
         for (int h = lane; h < HS; h += WARP)
-            p += q[h] * (PHI ? phi((float)k[h]) : (float)k[h]);
+            p += q[h] * (float)k[h];
         p = warp_sum(p);
         if (!PHI) { // u = 0: shrink = 2^-inf = 0
             const float higher = fmaxf(top, p);
@@ -714,7 +688,7 @@ attention_general_grad_kernel(floatX *dqkv, float2 *stats, const floatX *dout, c
     if (row >= rows)
         return;
     for (int h = lane; h < HS; h += WARP) {
-        a[h] = PHI ? phi((float)x[h]) : (float)x[h];
+        a[h] = (float)x[h];
         b[h] = (float)y[h];
         dx[h] = dv[h] = 0;
         if (!SIDE)
@@ -731,14 +705,14 @@ attention_general_grad_kernel(floatX *dqkv, float2 *stats, const floatX *dout, c
         const bool alone = !PHI && (causal ? (SIDE ? i : own) == 0 : T == 1); // p is 1
         float p = 0, ds = 0;
         for (int h = lane; h < HS; h += WARP) {
-            p += a[h] * (PHI ? phi((float)c[h]) : (float)c[h]);
+            p += a[h] * (float)c[h];
             ds += b[h] * (float)d[h];
         }
         p = warp_sum(p);
         p = PHI ? p * z.x : exp2_fast(p * (LOG2E * scale) - z.x);
         ds = alone ? 0 : (PHI ? z.x : p) * (warp_sum(ds) - z.y);
         for (int h = lane; h < HS; h += WARP) {
-            dx[h] += ds * (PHI ? phi((float)c[h]) : (float)c[h]);
+            dx[h] += ds * (float)c[h];
             if (SIDE)
                 dv[h] += p * (float)d[h];
         }
@@ -759,12 +733,15 @@ static int attention_tiled(size_t HS)
     return sizeof(floatX) == 2 && (HS == 64 || HS == 128 || HS == 192);
 }
 
-// attention_check: die over a head size that the general kernels' shared memory does not hold.
+// attention_check: die over a head size that the general kernels' shared memory, as much as the
+// device gives a block, does not hold.
 static void attention_check(size_t HS)
 {
-    const size_t most = 3072; // backward: a block has 192 KiB; where a GPU has less, LAUNCH dies
+    int bytes = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    const size_t most = (size_t)bytes / (GENERAL_WARPS * 4 * sizeof(float)); // of the backward
     if (HS > most)
-        die(EXIT_USAGE, "--heads: heads of %zu channels, expected at most %zu on the GPU\n"
+        die(EXIT_USAGE, "--heads: heads of %zu channels, expected at most %zu on this GPU\n"
             "hint: more --heads; train_gpt2 takes any number", HS, most);
 }
 
@@ -902,18 +879,38 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
     attention_backward_any(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, 0, stream);
 }
 
+// features_kernel: phi of q and k of qkv (N,3C) in their place, a warp a row.
+template <int VEC> static __global__ void features_kernel(floatX *qkv, size_t N, int C)
+{
+    typedef Pack<floatX, VEC> Each;
+    const size_t row = row_of_warp();
+    for (int c = threadIdx.x % WARP * VEC; c < 2 * C && row < N; c += WARP * VEC) {
+        Each *x = (Each *)(qkv + row * 3 * C + c), y = *x;
+#pragma unroll
+        for (int k = 0; k < VEC; k++)
+            y.v[k] = (floatX)phi((float)y.v[k]);
+        *x = y;
+    }
+}
+
 // linear_attention_forward: out (B,T,C) = linear attention of qkv (B,T,3C), laid out as for
 // attention_forward. Position t of a head sees u <= t; with causal = 0 all:
 //   s_tu = phi(q_t) . phi(k_u),  norm_t = sum_u s_tu + 1e-6,  out_t = sum_u s_tu v_u / norm_t
 // norm (B,NH,T) = is kept for the backward pass. Where every feature underflows to 0, out is 0.
-static void linear_attention_forward(floatX *out, float *norm, const floatX *qkv, size_t B,
-                                     size_t T, size_t C, size_t NH, int causal, cudaStream_t stream)
+// phi(q) and phi(k) = take the place of q and k in qkv: every tile would take them again.
+static void linear_attention_forward(floatX *out, float *norm, floatX *qkv, size_t B, size_t T,
+                                     size_t C, size_t NH, int causal, cudaStream_t stream)
 {
+    attention_fits(T, C, NH);
+    WITH_FLAG(WIDE, C % 8 == 0,
+              LAUNCH(features_kernel<WIDE ? 8 : 1>, (B * T + ROW_WARPS - 1) / ROW_WARPS,
+                     ROW_WARPS * WARP, 0, stream, qkv, B * T, (int)C));
     attention_forward_any(out, norm, qkv, B, T, C, NH, causal, 1, stream);
 }
 
-// linear_attention_backward: dqkv (B,T,3C) = from dout (B,T,C), the forward's out, norm, qkv;
-// scratch: (B,NH,T,2) floats. With ds_tu = (dout_t . v_u - dout_t . out_t) / norm_t:
+// linear_attention_backward: dqkv (B,T,3C) = gradients of q, k, v from dout (B,T,C) and from out,
+// norm and qkv, where phi(q), phi(k) stand, of the forward; scratch: (B,NH,T,2) floats. With
+// ds_tu = (dout_t . v_u - dout_t . out_t) / norm_t:
 //   dq_t = phi'(q_t) sum_u ds_tu phi(k_u),  dk_u = phi'(k_u) sum_t ds_tu phi(q_t),
 //   dv_u = sum_t s_tu / norm_t dout_t
 static void linear_attention_backward(floatX *dqkv, const floatX *dout, const floatX *out,
@@ -979,188 +976,6 @@ static void linear_attention_decode(floatX *out, float *state, const floatX *qkv
 }
 
 // ------------------------------------------------------------------------------------------------
-// [block] What stands around attention: LayerNorm, GELU.
-
-#define LAYERNORM_EPS 1e-5f
-enum { GELU_THREADS = 256, GELU_EACH = 4, COLUMN_SLICES = 128 };
-
-// From [layers]:
-static void normalize_forward(floatX *out, float *rstd, const float *x, size_t N, size_t C,
-                              cudaStream_t stream);
-static void normalize_backward(floatX *dx, const floatX *dout, size_t pitch, const floatX *out,
-                               const float *rstd, size_t N, size_t C, int first,
-                               cudaStream_t stream);
-static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
-                                         int slices, size_t n, size_t rest, size_t part,
-                                         size_t step);
-
-// layernorm_forward_kernel: a warp a row.
-template <int WIDTH>
-static __global__ void layernorm_forward_kernel(floatX *out, float *mean, float *rstd,
-                                                const float *x, const float *weight,
-                                                const float *bias, size_t N, int C)
-{
-    const size_t row = row_of_warp();
-    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
-    if (row >= N)
-        return;
-    const Moments m = row_moments<float, WIDTH>(x + row * n, n, LAYERNORM_EPS);
-#pragma unroll
-    for (int c = lane; c < n; c += WARP)
-        out[row * n + c] = (floatX)((x[row * n + c] - m.mean) * m.rstd * weight[c] + bias[c]);
-    if (lane == 0) {
-        mean[row] = m.mean;
-        rstd[row] = m.rstd;
-    }
-}
-
-// layernorm_backward_kernel: a warp a row: dx += (first: =) rstd (d - mean(d) - z mean(d z)), d =
-// dout weight, z = (x - mean) rstd.
-template <int WIDTH>
-static __global__ void layernorm_backward_kernel(floatX *dx, const floatX *__restrict__ dout,
-                                                 const float *__restrict__ x, const float *mean,
-                                                 const float *rstd,
-                                                 const float *__restrict__ weight, size_t N, int C,
-                                                 int first)
-{
-    const size_t row = row_of_warp();
-    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
-    float sum = 0, dot = 0;
-    if (row >= N)
-        return;
-    const float mean_n = mean[row], rstd_n = rstd[row];
-    dx += row * n;
-    dout += row * n;
-    x += row * n;
-#pragma unroll
-    for (int c = lane; c < n; c += WARP) {
-        const float d = (float)dout[c] * weight[c];
-        sum += d;
-        dot += d * (x[c] - mean_n) * rstd_n;
-    }
-    sum = warp_sum(sum) / (float)n;
-    dot = warp_sum(dot) / (float)n;
-#pragma unroll
-    for (int c = lane; c < n; c += WARP) {
-        const float z = (x[c] - mean_n) * rstd_n;
-        const float d = rstd_n * ((float)dout[c] * weight[c] - sum - z * dot);
-        dx[c] = (floatX)(first ? d : (float)dx[c] + d);
-    }
-}
-
-// layernorm_slices_kernel: partial (slices,2C) = column sums of dout z, and of dout, over a slice
-// of K rows of N; a thread a column, ROW_WARPS warps side by side on the rows.
-static __global__ void layernorm_slices_kernel(float *partial, const floatX *__restrict__ dout,
-                                               const float *__restrict__ x, const float *mean,
-                                               const float *rstd, size_t N, size_t K, int C,
-                                               int slices)
-{
-    __shared__ float sums[2][ROW_WARPS][WARP];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slice = blockIdx.x % slices;
-    const int c = blockIdx.x / slices * WARP + lane;
-    const size_t end = min((slice + 1) * K, N);
-    float by_z = 0, plain = 0;
-#pragma unroll 8
-    for (size_t n = slice * K + warp; n < end; n += ROW_WARPS) {
-        const float d = c < C ? (float)dout[n * C + c] : 0, value = c < C ? x[n * C + c] : 0;
-        by_z += d * (value - mean[n]) * rstd[n];
-        plain += d;
-    }
-    sums[0][warp][lane] = by_z;
-    sums[1][warp][lane] = plain;
-    __syncthreads();
-    if (warp >= 2 || c >= C)
-        return;
-    float sum = 0;
-    for (int k = 0; k < ROW_WARPS; k++)
-        sum += sums[warp][k][lane];
-    partial[(size_t)slice * 2 * C + warp * C + c] = sum;
-}
-
-// norm_forward: out (N,C) = the model's norm of x (N,C): LayerNorm, out = weight (x - mean) rstd +
-// bias, or without a weight normalize; mean (LayerNorm alone), rstd (N) =.
-static void norm_forward(floatX *out, float *mean, float *rstd, const float *x,
-                         const float *weight, const float *bias, size_t N, size_t C,
-                         cudaStream_t stream)
-{
-    if (weight)
-        LAUNCH_ROWS(layernorm_forward_kernel, N, C, stream, out, mean, rstd, x, weight, bias, N,
-                    (int)C);
-    else
-        normalize_forward(out, rstd, x, N, C, stream);
-}
-
-// norm_backward: dx (N,C) += (first: =), dweight (C) +=, dbias (C) += from dout (N,C), the
-// forward's x, weight and what it wrote. partial (COLUMN_SLICES,2C): scratch.
-static void norm_backward(floatX *dx, float *dweight, float *dbias, float *partial,
-                          const floatX *dout, const floatX *out, const float *mean,
-                          const float *rstd, const float *x, const float *weight, size_t N,
-                          size_t C, int first, cudaStream_t stream)
-{
-    const size_t K = (N + COLUMN_SLICES - 1) / COLUMN_SLICES;
-    if (!weight) {
-        normalize_backward(dx, dout, C, out, rstd, N, C, first, stream);
-        return;
-    }
-    LAUNCH_ROWS(layernorm_backward_kernel, N, C, stream, dx, dout, x, mean, rstd, weight, N, (int)C,
-                first);
-    LAUNCH(layernorm_slices_kernel, (C + WARP - 1) / WARP * COLUMN_SLICES, ROW_WARPS * WARP, 0,
-           stream, partial, dout, x, mean, rstd, N, K, (int)C, COLUMN_SLICES);
-    LAUNCH(slices_sum_kernel, (2 * C + GELU_THREADS - 1) / GELU_THREADS, GELU_THREADS, 0, stream,
-           dweight, dbias, partial, COLUMN_SLICES, C, C, C, 0);
-}
-
-// gelu: x times p(x), in its tanh form (p = 1 / (1 + exp(-2 y)), y = sqrt(2/pi) (x + 0.044715 x^3);
-// beyond 30, where the cube may overflow, y is that of 30) or its erf form; *slope = its
-// derivative.
-template <int TANH> static __device__ inline float gelu(float x, float *slope)
-{
-    const float root = 0.79788456080286536f, cubic = 0.044715f, a = fminf(fmaxf(x, -30), 30);
-    if (TANH) {
-        const float p = 1 / (1 + exp2_fast(-2 * LOG2E * root * (a + cubic * a * a * a)));
-        *slope = p + 2 * root * a * (1 + 3 * cubic * a * a) * p * (1 - p);
-        return x != x ? x : x * p;
-    }
-    const float p = 0.5f * erfcf(-0.70710678118654752f * x);
-    *slope = p + x * 0.39894228040143268f * exp2_fast(-0.5f * LOG2E * x * x);
-    return x * p;
-}
-
-// gelu_kernel: out (n) = gelu of x, or (dout not NULL) dout gelu'(x); out may be dout; n a multiple
-// of 4, as all are here: rows have 4C channels.
-template <int TANH>
-static __global__ void gelu_kernel(floatX *out, const floatX *dout, const floatX *x, size_t n)
-{
-    typedef Pack<floatX, GELU_EACH> Each;
-    const size_t i = (blockIdx.x * (size_t)GELU_THREADS + threadIdx.x) * GELU_EACH;
-    float slope;
-    if (i >= n)
-        return;
-    Each a = *(const Each *)(x + i), d = dout ? *(const Each *)(dout + i) : Each{};
-#pragma unroll
-    for (int k = 0; k < GELU_EACH; k++) {
-        const float y = gelu<TANH>((float)a.v[k], &slope);
-        a.v[k] = (floatX)(dout ? (float)d.v[k] * slope : y);
-    }
-    *(Each *)(out + i) = a;
-}
-
-// gelu_backward: dx (n) = dout (n) gelu'(x); dx may alias dout. Without dout: see gelu_forward.
-static void gelu_backward(floatX *dx, const floatX *dout, const floatX *x, size_t n, int tanh_form,
-                          cudaStream_t stream)
-{
-    const size_t each = GELU_THREADS * GELU_EACH, grid = (n + each - 1) / each;
-    WITH_FLAG(TANH, tanh_form,
-              LAUNCH(gelu_kernel<TANH>, grid, GELU_THREADS, 0, stream, dx, dout, x, n));
-}
-
-// gelu_forward: out (n) = gelu of x (n), in its tanh form or its erf form.
-static void gelu_forward(floatX *out, const floatX *x, size_t n, int tanh_form, cudaStream_t stream)
-{
-    gelu_backward(out, NULL, x, n, tanh_form, stream);
-}
-
-// ------------------------------------------------------------------------------------------------
 // [layers] What every architecture here is made of.  (shared)
 
 // matmul_forward: out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), NULL for none.
@@ -1193,10 +1008,10 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
     gemm(&g, stream);
 }
 
-// Sums over all N rows are made in slices of them, and these then added in their order.
+// Sums over all N rows are made in slices of them, and these then added in their order: those of
+// columns in COLUMN_SLICES, the multiprocessors of an H200.
 enum { SLICES = 64, TOKEN_SLICES = 512, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
-enum { TOKENS_SHARED = 384, TOKEN_CHANNELS = 8 }; // see embed_backward
-enum { BIAS_WARPS = 16 };
+enum { COLUMN_SLICES = 132, BIAS_WARPS = 16, TOKENS_SHARED = 384, TOKEN_CHANNELS = 4 };
 
 // slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
 // power of two to 64, as long as all fit SLICES_MOST elements.
@@ -1208,77 +1023,102 @@ static size_t slices_of(size_t N, size_t size)
     return n;
 }
 
-// slices_sum_kernel: out += the sum of partial (slices,n+rest), in order; part i of `part` elements
-// of the first n is i * step elements behind out, the rest is rest_out's.
+// slices_sum_kernel: out += the sum of partial (slices,n), in order; part i of `part` elements is
+// i * step elements behind out. rest_out += that of (rest_slices,rest), which stands behind.
 static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
-                                         int slices, size_t n, size_t rest, size_t part,
-                                         size_t step)
+                                         int slices, size_t n, int rest_slices, size_t rest,
+                                         size_t part, size_t step)
 {
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    const int count = i < n ? slices : rest_slices;
+    const size_t pitch = i < n ? n : rest;
     float sum = 0;
     if (i >= n + rest)
         return;
-#pragma unroll 16
-    for (int k = 0; k < slices; k++)
-        sum += partial[k * (n + rest) + i];
+    partial += i < n ? i : slices * n + i - n;
+#pragma unroll 32
+    for (int k = 0; k < count; k++)
+        sum += partial[k * pitch];
     *(i < n ? out + i / part * step + i % part : rest_out + i - n) += sum;
 }
 
-// bias_slices_kernel: at k * `size` in partial: column sums (OC) of slice k of x (N,OC), rows
-// `pitch` apart, for slices of K rows. A warp takes a row of 32 VEC columns.
-template <int VEC>
-static __global__ void bias_slices_kernel(float *partial, size_t size, const floatX *x, size_t K,
-                                          int OC, size_t pitch, int slices)
+// slice_rows: how many of N rows are in this block's slice, from *first on. Blocks of one slice are
+// COLUMN_SLICES apart.
+static __device__ inline int slice_rows(size_t *first, size_t N)
 {
-    enum { AT_ONCE = 16 };
-    __shared__ float sums[BIAS_WARPS][WARP * VEC];
-    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, slice = blockIdx.x % slices;
-    const int o = (blockIdx.x / slices * WARP + lane) * VEC;
-    float sum[VEC] = {};
-    x += slice * K * pitch + (o < OC ? o : 0);
-    for (size_t k0 = warp; k0 < K; k0 += AT_ONCE * BIAS_WARPS) {
-        Pack<floatX, VEC> v[AT_ONCE]; // all on their way before the first is needed
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            v[j] = *(const Pack<floatX, VEC> *)(x + min(k0 + j * BIAS_WARPS, K - 1) * pitch);
-#pragma unroll
-        for (int j = 0; j < AT_ONCE; j++)
-            for (int i = 0; i < VEC; i++)
-                sum[i] += k0 + j * BIAS_WARPS < K ? (float)v[j].v[i] : 0;
-    }
+    const size_t K = (N + COLUMN_SLICES - 1) / COLUMN_SLICES;
+    *first = blockIdx.x % COLUMN_SLICES * K;
+    return *first < N ? (int)min(K, N - *first) : 0;
+}
+
+// columns_sum: the row of this block's slice in partial (COLUMN_SLICES,OC) = what its WARPS warps
+// have of each column, summed; a lane has o .. o+VEC-1.
+template <int VEC, int WARPS>
+static __device__ inline void columns_sum(float *partial, const float sum[VEC], int o, int OC)
+{
+    __shared__ float sums[WARPS][WARP * VEC];
+    const int lane = threadIdx.x % WARP, first = o - lane * VEC;
+    __syncthreads(); // sums may still be read from the call before
     for (int i = 0; i < VEC; i++)
-        sums[warp][lane * VEC + i] = sum[i];
+        sums[threadIdx.x / WARP][lane * VEC + i] = sum[i];
     __syncthreads();
-    for (int i = 0; i < VEC && warp == 0 && o < OC; i++) {
-        for (int k = 1; k < BIAS_WARPS; k++)
-            sum[i] += sums[k][lane * VEC + i];
-        partial[slice * size + o + i] = sum[i];
+    for (int i = threadIdx.x; i < WARP * VEC && first + i < OC; i += WARPS * WARP) {
+        float total = 0;
+        for (int k = 0; k < WARPS; k++)
+            total += sums[k][i];
+        partial[(size_t)(blockIdx.x % COLUMN_SLICES) * OC + first + i] = total;
     }
+}
+
+// bias_slices_kernel: partial (COLUMN_SLICES,OC) = column sums of each slice of x (N,OC), rows
+// `pitch` apart. A warp takes a row of 32 VEC columns.
+template <int VEC>
+static __global__ void bias_slices_kernel(float *partial, const floatX *__restrict__ x, size_t N,
+                                          int OC, size_t pitch)
+{
+    const int o = (blockIdx.x / COLUMN_SLICES * WARP + threadIdx.x % WARP) * VEC;
+    size_t first;
+    const int rows = slice_rows(&first, N);
+    float sum[VEC] = {};
+    x += first * pitch + (o < OC ? o : 0);
+#pragma unroll 8
+    for (int k = threadIdx.x / WARP; k < rows; k += BIAS_WARPS) {
+        const Pack<floatX, VEC> v = *(const Pack<floatX, VEC> *)(x + k * pitch);
+        for (int i = 0; i < VEC; i++)
+            sum[i] += (float)v.v[i];
+    }
+    columns_sum<VEC, BIAS_WARPS>(partial, sum, o, OC);
+}
+
+// weight_scratch: elements of scratch that matmul_backward_weight needs for n weights, OC biases.
+static size_t weight_scratch(size_t N, size_t n, size_t OC)
+{
+    return slices_of(N, n) * n + COLUMN_SLICES * OC;
 }
 
 // matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart;
 // this for `parts` of OC columns each of dout, their gradients `step` elements apart; dbias (OC),
-// NULL for none, += the column sums of the first part. partial: scratch.
+// NULL for none, += the column sums of the first part. partial (weight_scratch): scratch.
 static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
                                    const floatX *dout, const floatX *inp, size_t N, size_t C,
                                    size_t OC, size_t pitch, size_t parts, cudaStream_t stream)
 {
-    const size_t n = parts * OC * C, rest = dbias ? OC : 0, size = n + rest;
-    const size_t slices = slices_of(N, size), K = N / slices, vec = OC % 2 || pitch % 2 ? 1 : 2;
-    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * slices, block = BIAS_WARPS * WARP;
+    const size_t n = parts * OC * C, rest = dbias ? OC : 0, slices = slices_of(N, n);
+    const size_t vec = (OC | pitch) % 8 || (uintptr_t)dout % (8 * sizeof(floatX)) ? 1 : 8;
+    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * COLUMN_SLICES;
     const Gemm g = {.out = partial, .x = dout, .y = inp, .type = CUDA_R_32F, .in = FLOATX_TYPE,
-                    .x_t = 1, .M = parts * OC, .N = C, .K = K, .ld_out = C, .ld_x = pitch,
-                    .ld_y = C, .batch = slices, .out_step = size, .x_step = K * pitch,
-                    .y_step = K * C};
+                    .x_t = 1, .M = parts * OC, .N = C, .K = N / slices, .ld_out = C,
+                    .ld_x = pitch, .ld_y = C, .batch = slices, .out_step = n,
+                    .x_step = N / slices * pitch, .y_step = N / slices * C};
     gemm(&g, stream);
-    if (dbias && vec == 2)
-        LAUNCH(bias_slices_kernel<2>, grid, block, 0, stream, partial + n, size, dout, K, (int)OC,
-               pitch, (int)slices);
+    if (dbias && vec == 8)
+        LAUNCH(bias_slices_kernel<8>, grid, BIAS_WARPS * WARP, 0, stream, partial + slices * n,
+               dout, N, (int)OC, pitch);
     else if (dbias)
-        LAUNCH(bias_slices_kernel<1>, grid, block, 0, stream, partial + n, size, dout, K, (int)OC,
-               pitch, (int)slices);
-    LAUNCH(slices_sum_kernel, (size + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
-           dweight, dbias, partial, (int)slices, n, rest, OC * C, step);
+        LAUNCH(bias_slices_kernel<1>, grid, BIAS_WARPS * WARP, 0, stream, partial + slices * n,
+               dout, N, (int)OC, pitch);
+    LAUNCH(slices_sum_kernel, (n + rest + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+           stream, dweight, dbias, partial, (int)slices, n, COLUMN_SLICES, rest, OC * C, step);
 }
 
 // normalize_forward_kernel: a warp a row.
@@ -1402,27 +1242,50 @@ static __global__ void embed_token_kernel(float *partial, const floatX *__restri
         partial[((size_t)slice * V + v) * C + c] = sums[v * WARP + lane];
 }
 
-// embed_first_kernel: a warp a token and 32 TOKEN_CHANNELS channels: if the token stands nowhere
-// before, dwte += dout of every place where it stands, in order.
-static __global__ void embed_first_kernel(float *dwte, const floatX *__restrict__ dout,
-                                          const int *__restrict__ tokens, size_t N, int C,
-                                          int groups)
+// embed_order_kernel: order (N) = the positions sorted by token, those of one token in their order.
+// A thread has one and counts what comes before it.
+static __global__ void embed_order_kernel(int *order, const int *tokens, size_t N)
 {
-    const size_t first = blockIdx.x / groups;
-    const int lane = threadIdx.x, token = tokens[first];
-    const int c0 = blockIdx.x % groups * WARP * TOKEN_CHANNELS + lane;
+    __shared__ __align__(16) int tile[SLICE_THREADS];
+    const size_t first = blockIdx.x * (size_t)SLICE_THREADS, n = first + threadIdx.x;
+    int less = 0, token = tokens[min(n, N - 1)];
+    for (size_t m = 0; m < N; m += SLICE_THREADS) {
+        __syncthreads(); // the tile may still be read
+        tile[threadIdx.x] = m + threadIdx.x < N ? tokens[m + threadIdx.x] : INT_MAX;
+        __syncthreads();
+#pragma unroll 32
+        for (int i = 0; i < SLICE_THREADS; i++)
+            less += tile[i] < token + (m < first);
+        for (int i = 0; m == first && i < (int)threadIdx.x; i++)
+            less += tile[i] == token;
+    }
+    if (n < N)
+        order[less] = (int)n;
+}
+
+// embed_sum_kernel: a warp a place in `order` and 32 TOKEN_CHANNELS channels: where a token's
+// positions begin, dwte += dout of them all, in order.
+static __global__ void embed_sum_kernel(float *dwte, const floatX *__restrict__ dout,
+                                        const int *__restrict__ tokens,
+                                        const int *__restrict__ order, size_t N, int C, int groups)
+{
+    const size_t place = row_of_warp() / groups;
+    const int lane = threadIdx.x % WARP;
+    const int c0 = row_of_warp() % groups * WARP * TOKEN_CHANNELS + lane;
     float sum[TOKEN_CHANNELS] = {};
-    for (size_t n = 0; n < first; n += WARP)
-        if (__any_sync(~0u, n + lane < first && tokens[n + lane] == token))
-            return;
-    for (size_t n0 = first; n0 < N; n0 += WARP) {
-        unsigned here = __ballot_sync(~0u, n0 + lane < N && tokens[min(n0 + lane, N - 1)] == token);
-        for (; here; here &= here - 1) {
-            const floatX *row = dout + (n0 + __ffs(here) - 1) * C;
-#pragma unroll
+    if (place >= N)
+        return;
+    const int token = tokens[order[place]];
+    if (place && tokens[order[place - 1]] == token)
+        return;
+    for (size_t k = place, count = WARP; count == WARP; k += WARP) {
+        const bool same = k + lane < N && tokens[order[min(k + lane, N - 1)]] == token;
+        const unsigned others = ~__ballot_sync(~0u, same);
+        count = others ? __ffs(others) - 1 : WARP;
+#pragma unroll 8
+        for (size_t j = k; j < k + count; j++)
             for (int i = 0; i < TOKEN_CHANNELS; i++)
-                sum[i] += c0 + WARP * i < C ? (float)row[c0 + WARP * i] : 0;
-        }
+                sum[i] += c0 + WARP * i < C ? (float)dout[order[j] * (size_t)C + c0 + WARP * i] : 0;
     }
     for (int i = 0; i < TOKEN_CHANNELS && c0 + WARP * i < C; i++)
         dwte[(size_t)token * C + c0 + WARP * i] += sum[i];
@@ -1443,68 +1306,106 @@ static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, si
 }
 
 // embed_backward: dwte (V,C) +=, dwpe (T,C) += from dout (B,T,C). Threads own channels, and the
-// places of a token are added in order, so that repeated tokens neither race nor change a sum.
-// partial (token_slices,V,C): scratch.
+// places of a token are added in order, so that repeated tokens neither race nor change a sum. With
+// a large vocabulary they are sorted first, in (B T)^2 comparisons. partial: scratch, (B,T) then,
+// else (token_slices,V,C).
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
                            const int *tokens, size_t B, size_t T, size_t V, size_t C,
                            cudaStream_t stream)
 {
-    const size_t slices = token_slices(V, C);
+    const size_t slices = token_slices(V, C), N = B * T;
     const size_t groups = (C + WARP * TOKEN_CHANNELS - 1) / (WARP * TOKEN_CHANNELS);
     if (slices) {
         LAUNCH(embed_token_kernel, (C + WARP - 1) / WARP * slices, WARP, V * WARP * sizeof(float),
-               stream, partial, dout, tokens, B * T, (int)V, (int)C, (int)slices);
+               stream, partial, dout, tokens, N, (int)V, (int)C, (int)slices);
         LAUNCH(slices_sum_kernel, (V * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-               stream, dwte, NULL, partial, (int)slices, V * C, 0, V * C, 0);
-    } else
-        LAUNCH(embed_first_kernel, B * T * groups, WARP, 0, stream, dwte, dout, tokens, B * T,
-               (int)C, (int)groups);
+               stream, dwte, NULL, partial, (int)slices, V * C, 0, 0, V * C, 0);
+    } else {
+        LAUNCH(embed_order_kernel, (N + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+               stream, (int *)partial, tokens, N);
+        LAUNCH(embed_sum_kernel, (N * groups + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0,
+               stream, dwte, dout, tokens, (const int *)partial, N, (int)C, (int)groups);
+    }
     LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
            stream, dwpe, dout, B, T * C);
 }
 
-// crossentropy_kernel: a warp a row of logits (N,V), rows pitch apart.
-static __global__ void crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
-                                           const float *logits, const int *targets,
-                                           const StepInput *step, size_t N, int V, int pitch)
+// A part of a row of logits: the largest, of equals the lowest index, sum of exp(logit - top).
+typedef struct {
+    float top, sum;
+    int best;
+} Peak;
+
+// peak_of_warp: of the parts that the lanes have, to all of them.
+static __device__ inline Peak peak_of_warp(Peak a)
 {
-    const size_t row = row_of_warp();
-    const int lane = threadIdx.x % WARP;
+    for (int i = WARP / 2; i > 0; i /= 2) {
+        const Peak b = {__shfl_xor_sync(~0u, a.top, i), __shfl_xor_sync(~0u, a.sum, i),
+                        __shfl_xor_sync(~0u, a.best, i)};
+        const Peak high = b.top > a.top || (b.top == a.top && b.best < a.best) ? b : a;
+        a.sum = a.sum > 0 ? a.sum * exp2_fast(LOG2E * (a.top - high.top)) : a.sum;
+        a.sum += b.sum > 0 ? b.sum * exp2_fast(LOG2E * (b.top - high.top)) : b.sum;
+        a = {high.top, a.sum, high.best};
+    }
+    return a;
+}
+
+// crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row
+// has a block, and is still in the caches when it is read again, from the end.
+template <int WARPS>
+static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * WARP)
+    crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
+                        const float *__restrict__ logits, const int *targets,
+                        const StepInput *step, size_t N, int V, int pitch)
+{
+    enum { STRIDE = 4 * WARPS * WARP };
+    __shared__ Peak peaks[WARP];
+    const size_t row = WARPS > 1 ? blockIdx.x : row_of_warp();
+    const int i = threadIdx.x % (WARPS * WARP), lane = threadIdx.x % WARP;
     if (row >= N)
         return;
     const float *x = logits + row * pitch;
-    const int target = targets[row];
-    float top = -INFINITY, sum = 0;
-    int best = V;
+    Peak peak = {-INFINITY, 0, min(4 * i, V)};
 #pragma unroll 4
-    for (int v = lane; v < V; v += WARP) {
-        const float y = x[v];
-        if (y > top || best == V) {
-            sum = sum * expf(top - y) + 1; // at first 0 times 0
-            top = y;
-            best = v;
-        } else
-            sum += expf(y - top);
+    for (int v = 4 * i; v < V; v += STRIDE) {
+        Pack<float, 4> y = *(const Pack<float, 4> *)(x + v);
+        const float before = peak.top;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            y.v[k] = v + k < V ? y.v[k] : -INFINITY;
+            peak.best = y.v[k] > peak.top ? v + k : peak.best;
+            peak.top = y.v[k] > peak.top ? y.v[k] : peak.top;
+        }
+        peak.sum *= exp2_fast(LOG2E * (before - peak.top)); // at first 0 times 0
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            peak.sum += exp2_fast(LOG2E * (y.v[k] - peak.top));
     }
-    for (int i = WARP / 2; i > 0; i /= 2) { // the largest, of equals the lowest
-        const float other_top = __shfl_xor_sync(~0u, top, i);
-        const float other_sum = __shfl_xor_sync(~0u, sum, i);
-        const int other = __shfl_xor_sync(~0u, best, i);
-        const int higher = other_top > top || (other_top == top && other < best);
-        const float most = higher ? other_top : top;
-        sum = (sum > 0 ? sum * expf(top - most) : sum) +
-              (other_sum > 0 ? other_sum * expf(other_top - most) : other_sum);
-        top = most;
-        best = higher ? other : best;
+    peak = peak_of_warp(peak);
+    if (WARPS > 1) {
+        if (lane == 0)
+            peaks[threadIdx.x / WARP] = peak;
+        __syncthreads();
+        peak = peak_of_warp(peaks[lane]);
     }
-    if (lane == 0) {
-        losses[row] = target == IGNORE ? 0 : logf(sum) + top - x[target];
-        predictions[row] = best;
+    const int target = targets[row];
+    if (i == 0) {
+        losses[row] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
+        predictions[row] = peak.best;
     }
-    const float unit = target == IGNORE ? 0 : (float)step->unit;
-    for (int v = lane; v < pitch; v += WARP) {
-        const float p = v < V ? expf(x[v] - top) / sum : 0;
-        dlogits[row * pitch + v] = (floatX)(unit * (p - (v == target ? 1 : 0)));
+    const float unit = target == IGNORE ? 0 : (float)step->unit, factor = unit / peak.sum;
+#pragma unroll 4
+    for (int v = (pitch - 4) / STRIDE * STRIDE + 4 * i; v >= 0; v -= STRIDE) {
+        if (v >= pitch)
+            continue;
+        const Pack<float, 4> y = *(const Pack<float, 4> *)(x + v);
+        Pack<floatX, 4> d;
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            const float p = v + k < V ? factor * exp2_fast(LOG2E * (y.v[k] - peak.top)) : 0;
+            d.v[k] = (floatX)(p - (v + k == target ? unit : 0));
+        }
+        *(Pack<floatX, 4> *)(dlogits + row * pitch + v) = d;
     }
 }
 
@@ -1524,14 +1425,251 @@ static __global__ void loss_kernel(StepResult *result, const float *losses, cons
 // crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
 // predictions (N) = argmax; dlogits (N,V) = the gradient (softmax - onehot) step->unit of the loss;
 // result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (N,V)
-// and dlogits: rows `pitch` apart, dlogits 0 between them. targets (N).
+// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N).
 static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepResult *result,
                          const float *logits, const int *targets, const StepInput *step, size_t N,
                          size_t V, size_t pitch, cudaStream_t stream)
 {
-    LAUNCH(crossentropy_kernel, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
-           losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
+    if (V >= 4096)
+        LAUNCH(crossentropy_kernel<WARP>, N, WARP * WARP, 0, stream, losses, predictions, dlogits,
+               logits, targets, step, N, (int)V, (int)pitch);
+    else
+        LAUNCH(crossentropy_kernel<1>, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
+               losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
     LAUNCH(loss_kernel, 1, 1024, 0, stream, result, losses, step, N);
+}
+
+// ------------------------------------------------------------------------------------------------
+// [block] What stands around attention: LayerNorm, GELU.
+
+#define LAYERNORM_EPS 1e-5f
+enum { GELU_THREADS = 256 };
+
+// reciprocal: 1 / x on the special-function unit, relative error 2^-23; below 2^-126 it is 0.
+static __device__ inline float reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+// layernorm_forward_kernel: a warp a row.
+template <int WIDTH>
+static __global__ void layernorm_forward_kernel(floatX *out, float *mean, float *rstd,
+                                                const float *x, const float *weight,
+                                                const float *bias, size_t N, int C)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
+    if (row >= N)
+        return;
+    const Moments m = row_moments<float, WIDTH>(x + row * n, n, LAYERNORM_EPS);
+#pragma unroll
+    for (int c = lane; c < n; c += WARP)
+        out[row * n + c] = (floatX)((x[row * n + c] - m.mean) * m.rstd * weight[c] + bias[c]);
+    if (lane == 0) {
+        mean[row] = m.mean;
+        rstd[row] = m.rstd;
+    }
+}
+
+// layernorm_backward_kernel: a warp a row: dx += (first: =) rstd (d - mean(d) - z mean(d z)), d =
+// dout weight, z = (x - mean) rstd.
+template <int WIDTH>
+static __global__ void layernorm_backward_kernel(floatX *dx, const floatX *__restrict__ dout,
+                                                 const float *__restrict__ x, const float *mean,
+                                                 const float *rstd,
+                                                 const float *__restrict__ weight, size_t N, int C,
+                                                 int first)
+{
+    const size_t row = row_of_warp();
+    const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
+    float sum = 0, dot = 0;
+    if (row >= N)
+        return;
+    const float mean_n = mean[row], rstd_n = rstd[row];
+    dx += row * n;
+    dout += row * n;
+    x += row * n;
+#pragma unroll
+    for (int c = lane; c < n; c += WARP) {
+        const float d = (float)dout[c] * weight[c];
+        sum += d;
+        dot += d * (x[c] - mean_n) * rstd_n;
+    }
+    sum = warp_sum(sum) / (float)n;
+    dot = warp_sum(dot) / (float)n;
+#pragma unroll
+    for (int c = lane; c < n; c += WARP) {
+        const float z = (x[c] - mean_n) * rstd_n;
+        const float d = rstd_n * ((float)dout[c] * weight[c] - sum - z * dot);
+        dx[c] = (floatX)(first ? d : (float)dx[c] + d);
+    }
+}
+
+// layernorm_slices_kernel: partial (2,COLUMN_SLICES,C) = column sums of dout z and of dout in every
+// slice of the N rows; a thread a column, ROW_WARPS warps side by side on the rows.
+static __global__ void layernorm_slices_kernel(float *partial, const floatX *__restrict__ dout,
+                                               const float *__restrict__ x,
+                                               const float *__restrict__ mean,
+                                               const float *__restrict__ rstd, size_t N, int C)
+{
+    const int c = blockIdx.x / COLUMN_SLICES * WARP + threadIdx.x % WARP;
+    size_t first;
+    const int rows = slice_rows(&first, N);
+    float by_z = 0, plain = 0;
+    dout += first * C + min(c, C - 1);
+    x += first * C + min(c, C - 1);
+#pragma unroll 8
+    for (int n = threadIdx.x / WARP; n < rows; n += ROW_WARPS) {
+        const float d = (float)dout[(size_t)n * C];
+        by_z += d * (x[(size_t)n * C] - mean[first + n]) * rstd[first + n];
+        plain += d;
+    }
+    columns_sum<1, ROW_WARPS>(partial, &by_z, c, C);
+    columns_sum<1, ROW_WARPS>(partial + (size_t)COLUMN_SLICES * C, &plain, c, C);
+}
+
+// norm_forward: out (N,C) = the model's norm of x (N,C): LayerNorm, out = weight (x - mean) rstd +
+// bias, or without a weight normalize; mean (LayerNorm alone), rstd (N) =.
+static void norm_forward(floatX *out, float *mean, float *rstd, const float *x,
+                         const float *weight, const float *bias, size_t N, size_t C,
+                         cudaStream_t stream)
+{
+    if (weight)
+        LAUNCH_ROWS(layernorm_forward_kernel, N, C, stream, out, mean, rstd, x, weight, bias, N,
+                    (int)C);
+    else
+        normalize_forward(out, rstd, x, N, C, stream);
+}
+
+// norm_backward: dx (N,C) += (first: =), dweight (C) +=, dbias (C) += from dout (N,C), the
+// forward's x, weight and what it wrote. partial (COLUMN_SLICES,2C): scratch.
+static void norm_backward(floatX *dx, float *dweight, float *dbias, float *partial,
+                          const floatX *dout, const floatX *out, const float *mean,
+                          const float *rstd, const float *x, const float *weight, size_t N,
+                          size_t C, int first, cudaStream_t stream)
+{
+    if (!weight) {
+        normalize_backward(dx, dout, C, out, rstd, N, C, first, stream);
+        return;
+    }
+    LAUNCH_ROWS(layernorm_backward_kernel, N, C, stream, dx, dout, x, mean, rstd, weight, N, (int)C,
+                first);
+    LAUNCH(layernorm_slices_kernel, (C + WARP - 1) / WARP * COLUMN_SLICES, ROW_WARPS * WARP, 0,
+           stream, partial, dout, x, mean, rstd, N, (int)C);
+    LAUNCH(slices_sum_kernel, (2 * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
+           dweight, dbias, partial, COLUMN_SLICES, C, COLUMN_SLICES, C, C, 0);
+}
+
+// gelu: x times p = 1 / (1 + exp(-y)), y an odd polynomial; *slope = its derivative. TANH: y =
+// 2 sqrt(2/pi) (x + 0.044715 x^3). Else the erf form, where p is the normal distribution function
+// and y a fit to log(p / (1 - p)). Error at most 3e-7 max(1, |x|), of the slope 1e-6. y = -ln(2) x
+// sum_i c_i x^2i, in which x^2 is at most 30^2 or 6^2: p is 0 or 1 there.
+template <int TANH> static __device__ inline float gelu(float x, float *slope)
+{
+    const float tanh_form[] = {-2.3022082f, -0.10294324f};
+    const float erf_form[] = {-2.302209014f, -0.1048338121f, 9.208674431e-5f, 1.604630799e-4f,
+                              -1.160382740e-5f, 3.946843695e-7f, -5.429578177e-9f};
+    const int n = TANH ? 2 : 7;
+    const float *c = TANH ? tanh_form : erf_form;
+    const float square = fminf(x * x, TANH ? 900 : 36);
+    float y = c[n - 1], dy = (2 * n - 1) * c[n - 1];
+#pragma unroll
+    for (int i = n - 2; i >= 0; i--) {
+        y = fmaf(y, square, c[i]);
+        dy = fmaf(dy, square, (2 * i + 1) * c[i]);
+    }
+    const float e = exp2_fast(fminf(x * y, 126)), p = reciprocal(1 + e);
+    *slope = p - LN2 * x * dy * (e * p * p); // e p p = p (1 - p), but exact where p rounds to 1
+    return x * p;
+}
+
+// gelu_forward_kernel: out (n) = gelu of x; n a multiple of VEC.
+template <int TANH, int VEC>
+static __global__ void gelu_forward_kernel(floatX *out, const floatX *x, size_t n)
+{
+    enum { AT_ONCE = 2 };
+    typedef Pack<floatX, VEC> Each;
+    const size_t first = blockIdx.x * (size_t)(GELU_THREADS * AT_ONCE * VEC) + threadIdx.x * VEC;
+    Each a[AT_ONCE] = {};
+    float slope;
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++)
+        if (first + j * GELU_THREADS * VEC < n)
+            a[j] = *(const Each *)(x + first + j * GELU_THREADS * VEC);
+#pragma unroll
+    for (int j = 0; j < AT_ONCE; j++) {
+#pragma unroll
+        for (int k = 0; k < VEC; k++)
+            a[j].v[k] = (floatX)gelu<TANH>((float)a[j].v[k], &slope);
+        if (first + j * GELU_THREADS * VEC < n)
+            *(Each *)(out + first + j * GELU_THREADS * VEC) = a[j];
+    }
+}
+
+// gelu_forward: out (N,OC) = gelu of x (N,OC), in its tanh form or its erf form; OC a multiple of
+// 4; out may be x.
+static void gelu_forward(floatX *out, const floatX *x, size_t N, size_t OC, int tanh_form,
+                         cudaStream_t stream)
+{
+    const size_t vec = OC % 8 ? 4 : 8, each = 2 * GELU_THREADS * vec, n = N * OC;
+    WITH_FLAG(TANH, tanh_form, WITH_FLAG(WIDE, vec == 8,
+              LAUNCH((gelu_forward_kernel<TANH, WIDE ? 8 : 4>), (n + each - 1) / each,
+                     GELU_THREADS, 0, stream, out, x, n)));
+}
+
+// gelu_backward_kernel: dx (N,OC) = dout gelu'(x), and partial (COLUMN_SLICES,OC) = its column sums
+// of each slice: a warp a row of 32 VEC columns, ROW_WARPS of them side by side.
+template <int TANH, int VEC>
+static __global__ void __launch_bounds__(ROW_WARPS * WARP, 3)
+    gelu_backward_kernel(floatX *dx, float *partial, const floatX *dout, const floatX *x, size_t N,
+                         int OC)
+{
+    enum { AT_ONCE = 2 };
+    typedef Pack<floatX, VEC> Each;
+    const int o = (blockIdx.x / COLUMN_SLICES * WARP + threadIdx.x % WARP) * VEC;
+    size_t first;
+    const int rows = slice_rows(&first, N);
+    float sum[VEC] = {}, slope;
+    for (int row = threadIdx.x / WARP; row < rows && o < OC; row += AT_ONCE * ROW_WARPS) {
+        Each a[AT_ONCE], d[AT_ONCE]; // all on their way before the first is needed
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            const size_t at = (first + min(row + j * ROW_WARPS, rows - 1)) * OC + o;
+            a[j] = *(const Each *)(x + at);
+            d[j] = *(const Each *)(dout + at);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            if (row + j * ROW_WARPS >= rows)
+                break;
+            Each y;
+#pragma unroll
+            for (int k = 0; k < VEC; k++) {
+                gelu<TANH>((float)a[j].v[k], &slope);
+                slope *= (float)d[j].v[k];
+                sum[k] += slope;
+                y.v[k] = (floatX)slope;
+            }
+            *(Each *)(dx + (first + row + j * ROW_WARPS) * OC + o) = y;
+        }
+    }
+    columns_sum<VEC, ROW_WARPS>(partial, sum, o, OC);
+}
+
+// gelu_backward: dx (N,OC) = dout (N,OC) gelu'(x), dbias (OC) += its column sums; dx may alias
+// dout; OC a multiple of 4. partial (COLUMN_SLICES,OC): scratch.
+static void gelu_backward(floatX *dx, float *dbias, float *partial, const floatX *dout,
+                          const floatX *x, size_t N, size_t OC, int tanh_form, cudaStream_t stream)
+{
+    const size_t vec = OC % 8 ? 4 : 8;
+    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * COLUMN_SLICES;
+    WITH_FLAG(TANH, tanh_form, WITH_FLAG(WIDE, vec == 8,
+              LAUNCH((gelu_backward_kernel<TANH, WIDE ? 8 : 4>), grid, ROW_WARPS * WARP, 0, stream,
+                     dx, partial, dout, x, N, (int)OC)));
+    LAUNCH(slices_sum_kernel, (OC + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
+           dbias, NULL, partial, COLUMN_SLICES, OC, 0, 0, OC, 0);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1740,11 +1878,10 @@ static void params_plan(Model *m)
 static size_t partial_size(const Model *m)
 {
     const size_t N = m->B * m->T, C = m->C, V = m->V;
-    const size_t sizes[] = {3 * C * C + 3 * C, C * C + C, 4 * C * C + 4 * C, 4 * C * C + C, V * C};
-    size_t most = token_slices(V, C) * V * C;
-    most = most > 2 * C * COLUMN_SLICES ? most : 2 * C * COLUMN_SLICES;
+    const size_t sizes[][2] = {{3 * C * C, 3 * C}, {C * C, C}, {4 * C * C, 4 * C}, {V * C, 0}};
+    size_t most = V > TOKENS_SHARED ? N : token_slices(V, C) * V * C;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const size_t all = slices_of(N, sizes[i]) * sizes[i];
+        const size_t all = weight_scratch(N, sizes[i][0], sizes[i][1]);
         most = most > all ? most : all;
     }
     return most;
@@ -1776,7 +1913,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("x", float, Acts, x, L + 1, B, T, C), DEVICE("r1", floatX, Acts, r1, L, B, T, C),
         DEVICE("mean1", float, Acts, mean1, L_gpt2, B, T),
         DEVICE("rstd1", float, Acts, rstd1, L, B, T),
-        DEVICE("qkv", floatX, Acts, qkv, L, B, T, 3 * C),
+        DEVICE(linear ? "features_v" : "qkv", floatX, Acts, qkv, L, B, T, 3 * C),
         DEVICE("lse", float, Acts, lse, softmax, B, NH, T),
         DEVICE("normaliser", float, Acts, norm, linear, B, NH, T),
         DEVICE("o", floatX, Acts, o, L, B, T, C), DEVICE("mid", float, Acts, mid, L, B, T, C),
@@ -1897,7 +2034,7 @@ static void model_forward(Model *m)
         matmul_residual(k.mid, k.x, k.o, w.proj_w, p.proj_b, N, C, C, stream);
         norm_forward(k.r2, k.mean2, k.rstd2, k.mid, p.ln2_w, p.ln2_b, N, C, stream);
         matmul_forward(k.h, k.r2, w.fc_w, w.fc_b, N, C, 4 * C, stream);
-        gelu_forward(k.g, k.h, N * 4 * C, gpt2, stream);
+        gelu_forward(k.g, k.h, N, 4 * C, gpt2, stream);
         matmul_residual(k.x + N * C, k.mid, k.g, w.out_w, p.out_b, N, 4 * C, C, stream);
     }
     norm_forward(acts.y, acts.mean_y, acts.rstd_y, acts.x + L * N * C, all.lnf_w, all.lnf_b, N, C,
@@ -1928,8 +2065,8 @@ static void model_backward(Model *m)
         matmul_backward_weight(g.out_w, 0, g.out_b, d.partial, d.dx, k.g, N, 4 * C, C, C, 1,
                                stream);
         matmul_backward_input(d.dh, d.dx, w.out_w, N, 4 * C, C, stream);
-        gelu_backward(d.dh, d.dh, k.h, N * 4 * C, gpt2, stream);
-        matmul_backward_weight(g.fc_w, 0, g.fc_b, d.partial, d.dh, k.r2, N, C, 4 * C, 4 * C, 1,
+        gelu_backward(d.dh, g.fc_b, d.partial, d.dh, k.h, N, 4 * C, gpt2, stream);
+        matmul_backward_weight(g.fc_w, 0, NULL, d.partial, d.dh, k.r2, N, C, 4 * C, 4 * C, 1,
                                stream);
         matmul_backward_input(d.dr, d.dh, w.fc_w, N, C, 4 * C, stream);
         norm_backward(d.dx, g.ln2_w, g.ln2_b, d.partial, d.dr, k.r2, k.mean2, k.rstd2, k.mid,
@@ -1983,7 +2120,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
         matmul_residual(memory.x, memory.x, d.d_o, w.proj_w, p.proj_b, D, C, C, stream);
         norm_forward(d.dr, mean, rstd, memory.x, p.ln2_w, p.ln2_b, D, C, stream);
         matmul_forward(d.dh, d.dr, w.fc_w, w.fc_b, D, C, 4 * C, stream);
-        gelu_forward(d.dh, d.dh, D * 4 * C, gpt2, stream);
+        gelu_forward(d.dh, d.dh, D, 4 * C, gpt2, stream);
         matmul_residual(memory.x, memory.x, d.dh, w.out_w, p.out_b, D, 4 * C, C, stream);
     }
     norm_forward(d.dr, mean, rstd, memory.x, all.lnf_w, all.lnf_b, D, C, stream);
@@ -2407,7 +2544,6 @@ int main(int argc, char **argv)
                   "letters.", preset_cost);
     config_check(&config);
     training_check(&config.training);
-    attention_check((size_t)(config.channels / config.heads));
     threads_set(config.training.threads);
     task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 1);
     model_plan(&model, &config);
@@ -2417,6 +2553,7 @@ int main(int argc, char **argv)
     training_print(name, &model.weights, "wte,wpe", model_flops(&model),
                    model.B * model.T * (size_t)config.training.accumulate, model_bytes(&model));
     model.device.name = cuda_start();
+    attention_check((size_t)(config.channels / config.heads));
     cuda_memory_check(model_bytes(&model));
     const size_t free_bytes = cuda_memory_free();
     model_alloc(&model);

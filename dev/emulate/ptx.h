@@ -11,6 +11,14 @@ static void ex2_approx_ftz_f32(float &y, float x)
     y = fabsf(y) < least ? 0 : y;
 }
 
+// rcp_approx_ftz_f32: y = 1 / x, the same.
+static void rcp_approx_ftz_f32(float &y, float x)
+{
+    const float least = 1.17549435e-38f;
+    y = 1 / (fabsf(x) < least ? 0 * x : x);
+    y = fabsf(y) < least ? 0 : y;
+}
+
 // emu_bf16: the low or high half of a register as a number.
 static inline float emu_bf16(uint32_t pair, int high)
 {

@@ -26,8 +26,9 @@ RANDOM=1 # the kills come at the same times in every run
 passed=0 failed=0
 
 # What depends on the model: its default --model, another one (or the option that tells its kinds
-# apart), its size beside --channels, presets, the option that makes copying its task.
-kind=model first=
+# apart), its size beside --channels, presets, the option that makes copying its task, and those
+# that make its presets small.
+kind=model first= plain=
 case $arch in
 causalrn)
     model=quadratic other=linear size=hidden wrong="--hidden 9"
@@ -43,7 +44,12 @@ deltanet)
     first="--task copying"
     presets="main parity modular brackets s5-swaps s5-triples s5 s5-tokens z60"
     ;;
-*) echo "error: $arch: expected causalrn, gpt2 or deltanet; give ARCH"; exit 2 ;;
+gateloop)
+    model=sep other=fixed kind=transition size=hidden wrong="--hidden 9"
+    first="--task copying"
+    presets="main horizon recall shakespeare wikitext103" plain="--head-size 1 --gn-groups 0"
+    ;;
+*) echo "error: $arch: expected causalrn, gpt2, deltanet or gateloop; give ARCH"; exit 2 ;;
 esac
 
 # A model that takes no time, and one whose checkpoint is large enough to be cut.
@@ -58,6 +64,9 @@ but() {
     for word in "$@"; do base=$(echo "$base" | sed -E "s/ $word [^ ]+//"); done
     echo "$base" "$@"
 }
+
+# has_positions: whether the model learns positions and may be bidirectional.
+has_positions() { [ $arch = causalrn ] || [ $arch = gpt2 ]; }
 
 # ---- checks
 
@@ -179,7 +188,7 @@ test_help() {
         has "--help" "^  $preset +[^ ]" "$tmp/help"
     done
     for preset in $(sed -n '/^Presets/,$p' "$tmp/help" | grep -oE '^  [a-z0-9-]+'); do
-        works --preset "$preset" --task copying $small --steps 0
+        works --preset "$preset" --task copying $small $plain --steps 0
     done
 }
 
@@ -202,6 +211,8 @@ test_every_option() {
     gpt2) own=("model gpt2" "model linear-transformer" "channels 6" "heads 4" "causal yes") ;;
     deltanet) own=("eigenvalues nonneg" "conv no" "qk-silu yes" "channels 8" "heads 2"
         "hidden 5") ;;
+    gateloop) own=("transition cart" "transition ones" "wiring paper" "head-size 4" "gn-groups 4"
+        "proj-bias no" "head-bias no" "transition-lr 0.5" "channels 7" "hidden 0") ;;
     esac
     works --batch-size 1 --string-size 2 --schedule constant --steps 1 --out every
     for option in "${own[@]}" "task copying" "string-size 5" \
@@ -211,7 +222,8 @@ test_every_option() {
         "print-every 1" "out elsewhere" "force" "load every/checkpoint.safetensors" "dump d" \
         "preset main" "vocab ascii" "context 7" "held-out 0.2" "eval-batches 2" "sample 3" \
         "temperature 0" "top-k 2" "min-length 4" "max-length 9" "eval-min-length 5" \
-        "eval-max-length 9" "multiply no" "elements swaps" "tokens-per-element 2" "curve c"; do
+        "eval-max-length 9" "multiply no" "elements swaps" "tokens-per-element 2" "modulus 3" \
+        "resets 0" "curve c"; do
         alone --${option%% *} $([[ $option == *" "* ]] && echo "${option#* }")
     done
     tried="$tried text val tokenizer prompt" # these need others: test_text
@@ -234,7 +246,11 @@ test_refused_options() {
         refused 2 "--hidden 1201.*1200" $(but --hidden 1201 --prenorm approx)
         works $(but --hidden 1200 --prenorm approx --steps 0)
     fi
-    [ $arch = deltanet ] || refused 2 "--causal no.*targets" $small --causal no
+    if [ $arch = gateloop ]; then
+        refused 2 "--channels 8: expected a multiple of --head-size 3" $small --head-size 3
+        refused 2 "--gn-groups 4: expected equal groups" $small --gn-groups 4
+    fi
+    has_positions && refused 2 "--causal no.*targets" $small --causal no
     refused 2 "--dump and --accumulate 2" $small --steps 0 --accumulate 2 --dump d
     refused 2 "--accumulate.*got 0" --accumulate 0
     refused 2 "--resume.*--force" $small --out x --resume --force
@@ -365,7 +381,7 @@ test_refused_texts() {
     refused 2 "--prompt: character 0 is no token" $small --sample 2 --prompt A
     refused 2 "--temperature.*-1" $text fox --sample 2 --temperature -1
     refused 2 "--top-k.*-1" $text fox --sample 2 --top-k -1
-    if [ $arch = deltanet ]; then # no learned positions
+    if ! has_positions; then
         works $text fox --steps 1 --sample 60 --prompt 0123456789 --out every60
     else
         refused 2 "--sample 7: after a prompt of 1 tokens the model would read 7" $text fox \
@@ -391,7 +407,7 @@ test_refused_texts() {
 test_state_tasks() {
     local task shape="--layers 1 --channels 8 --$size 8 --batch-size 5 --max-length 7 --steps 3"
     local eval="--eval-min-length 8 --eval-max-length 20 --curve curve"
-    for task in parity modular brackets s5 z60; do
+    for task in parity modular brackets s5 z60 horizon recall; do
         works --task $task $shape $eval --out $task
         has "$task" "^step 3: .*scaled -?[0-9.]+; the most frequent target: [0-9.]+%" "$tmp/out"
         has "$task" "^RESULT task=$task .*max_length=7 .*scaled=.* constant=[0-9.]+ loss=" \
@@ -431,7 +447,7 @@ test_dump() {
     local shape="--layers 2 --channels 6 --batch-size 3 --string-size 4 --steps 0"
     local p expected name acts
     [ $arch != gpt2 ] && shape="--hidden 5 $shape"
-    [ $arch != causalrn ] && shape="--heads 3 $shape"
+    case $arch in gpt2 | deltanet) shape="--heads 3 $shape" ;; esac
     works $shape --dump d1
     works $shape --dump d2
     works $shape --dump d3 --seed 2
@@ -448,6 +464,12 @@ test_dump() {
             echo "$p.conv_w F32 2,18,4,$p.norm_o_w F32 2,2,$p.proj_w F32 2,6,6"
             echo "$p.norm2_w F32 2,6,$p.gu_w F32 2,10,6,$p.down_w F32 2,6,5,$p.norm_w F32 6"
             echo "$p.head_w F32 29,6"
+        elif [ $arch = gateloop ]; then
+            echo "$p.wte F32 29,6,$p.norm1_w F32 2,6,$p.norm1_b F32 2,6,$p.qkvg_w F32 2,24,6"
+            echo "$p.qkvg_b F32 2,24,$p.gate_w F32 2,12,6,$p.gate_b F32 2,12,$p.out_w F32 2,6,6"
+            echo "$p.norm2_w F32 2,6,$p.norm2_b F32 2,6,$p.fc_w F32 2,5,6,$p.fc_b F32 2,5"
+            echo "$p.down_w F32 2,6,5,$p.down_b F32 2,6,$p.norm_w F32 6,$p.norm_b F32 6"
+            echo "$p.head_w F32 29,6,$p.head_b F32 29"
         else
             echo "$p.wte F32 29,6,$p.wpe F32 10,6,$p.qkv_w F32 2,18,6,$p.proj_w F32 2,6,6"
             echo "$p.fc_w F32 2,24,6,$p.fc_b F32 2,24,$p.out_w F32 2,6,24,$p.out_b F32 2,6"
@@ -461,6 +483,7 @@ loss F32 1")
     causalrn) acts=("x F32 3,3,10,6" "a F32 2,3,10,5" "b F32 2,3,10,5" "o F32 2,3,10,5") ;;
     gpt2) acts=("x F32 3,3,10,6" "qkv F32 2,3,10,18" "o F32 2,3,10,6" "mid F32 2,3,10,6") ;;
     deltanet) acts=("x F32 3,3,10,6" "qkv F32 2,3,10,18" "beta F32 2,3,10,3" "o F32 2,3,10,6") ;;
+    gateloop) acts=("x F32 3,3,10,6" "qkvg F32 2,3,10,24" "a F32 2,3,10,12" "y F32 2,3,10,6") ;;
     esac
     for name in "${acts[@]}" "logits F32 3,10,29"; do
         is "tensors of a dump" "acts.$name" "$(tensors d1 | grep "^acts.${name%% *} ")"
@@ -668,7 +691,7 @@ test_bad_files() {
     works $(but --batch-size 3 --lr 0.5 --seed 9) --steps 0 --load ckpt/checkpoint.safetensors
     refused 3 "${wrong% *} 8" $(but $wrong) --load ckpt/checkpoint.safetensors
     refused 3 "--$kind $model" $small --$kind $other --load ckpt/checkpoint.safetensors
-    if [ $arch = deltanet ]; then # no learned positions
+    if ! has_positions; then
         works $(but --string-size 3) --steps 0 --load ckpt/checkpoint.safetensors
     else
         refused 3 "params.wpe.*\(8,8\).*\(6,8\)|--string-size" \

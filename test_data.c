@@ -4,7 +4,8 @@
 //     gcc -O2 -fopenmp -Wall -Wextra test_data.c -o build/test_data -lm && build/test_data
 //
 // [copying]  layout, letters, score, against a second reading of specs/causalrn.md, section 2
-// [state]    parity, arithmetic, words of groups: every answer derived again, lengths, scores
+// [state]    parity, arithmetic, words of groups, sums since a reset, recall: every answer derived
+//            again, lengths, scores
 // [batch]    the same sequences in batches of any size, made by any number of threads
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -196,7 +197,7 @@ static void test_copying_score(void)
 // ------------------------------------------------------------------------------------------------
 // [state]
 
-enum { PARITY = 2, MODULAR, BRACKETS, S5, Z60, STATE_END }; // rows of TASKS
+enum { PARITY = 2, MODULAR, BRACKETS, S5, Z60, HORIZON, RECALL, STATE_END }; // rows of TASKS
 
 // state_batch: B sequences of a state task; free with batch_free.
 static Batch state_batch(int task, const TaskOptions *o, uint64_t seed, uint64_t stream, size_t B)
@@ -211,7 +212,8 @@ static Batch state_batch(int task, const TaskOptions *o, uint64_t seed, uint64_t
 static TaskOptions state_options_of(int min, int max, int eval_min, int eval_max)
 {
     TaskOptions o = {.min_length = min, .max_length = max, .eval_min_length = eval_min,
-                     .eval_max_length = eval_max, .multiply = 1, .tokens_per_element = 1};
+                     .eval_max_length = eval_max, .multiply = 1, .tokens_per_element = 1,
+                     .modulus = 10, .resets = 3};
     return o;
 }
 
@@ -391,6 +393,123 @@ static void test_words(void)
     }
 }
 
+// stream_wrong: what is wrong with a sequence of horizon or recall, NULL if nothing: every target
+// derived by going back from its position; *resets = how many there are.
+static const char *stream_wrong(int task, const TaskOptions *o, const int *inputs,
+                                const int *targets, int T, int *resets)
+{
+    *resets = 0;
+    for (int t = 0; t < T; t++) {
+        int want = 0, at = t;
+        if (task == HORIZON) {
+            for (; at >= 0 && inputs[at] != 5; at--)
+                want += inputs[at];
+            want %= o->modulus;
+            *resets += inputs[t] == 5;
+        } else {
+            while (--at >= 0 && inputs[at] != inputs[t])
+                ;
+            want = at < 0 ? 30 : inputs[at + 1];
+        }
+        if (inputs[t] < 0 || inputs[t] >= (task == HORIZON ? 6 : 30) || (t == 0 && *resets))
+            return "a token that may not stand there";
+        if (targets[t] != want)
+            return "not what comes of the tokens before";
+    }
+    return NULL;
+}
+
+// test_streams: horizon and recall: targets, sizes, numbers of resets; the lengths of evaluations.
+static void test_streams(void)
+{
+    static const struct {
+        int task, T, eval_T, modulus, resets, V, number;
+    } rows[] = {{HORIZON, 0, 0, 10, 3, 10, 3},     {HORIZON, 1, 0, 10, 3, 10, 0},
+                {HORIZON, 9, 30, 2, 0, 6, 0},      {HORIZON, 5, 5, 6, 9, 6, 4},
+                {HORIZON, 1024, 0, 50, 3, 50, 3},  {HORIZON, 20, 40, 256, 19, 256, 19},
+                {RECALL, 0, 0, 10, 3, 32, 0},      {RECALL, 300, 400, 10, 3, 32, 0},
+                {RECALL, 1, 2, 10, 3, 32, 0}};
+    for (size_t k = 0; k < 2 * sizeof rows / sizeof *rows; k++) {
+        TaskOptions o = state_options_of(0, rows[k / 2].T, 0, rows[k / 2].eval_T);
+        const int task = rows[k / 2].task, evaluate = k & 1;
+        const int train_T = rows[k / 2].T ? rows[k / 2].T : task == HORIZON ? 128 : 100;
+        const int T = evaluate && rows[k / 2].eval_T ? rows[k / 2].eval_T : train_T;
+        const char *wrong = NULL;
+        int resets, off = 0;
+        o.modulus = rows[k / 2].modulus;
+        o.resets = rows[k / 2].resets;
+        const TaskShape shape = TASKS[task].shape(&o);
+        Batch batch = state_batch(task, &o, 5, evaluate ? STREAM_EVAL : STREAM_TRAIN, 100);
+        CHECK(shape.V == (size_t)rows[k / 2].V && batch.T == (size_t)T, "stream %zu: V %zu, T %zu",
+              k, shape.V, batch.T);
+        for (size_t b = 0; b < batch.B && !wrong; b++) {
+            wrong = stream_wrong(task, &o, batch.inputs + b * batch.T, batch.targets + b * batch.T,
+                                 T, &resets);
+            off += !evaluate && resets != rows[k / 2].number;
+        }
+        CHECK(!wrong && !off, "stream %zu: %s, %d numbers of resets", k, wrong ? wrong : "", off);
+        batch_free(&batch);
+    }
+}
+
+// test_stream_uniform: resets are as frequent at every place but the first, digits and symbols
+// uniform: all counts within 5 standard deviations.
+static void test_stream_uniform(void)
+{
+    enum { N = 20000, T = 12 };
+    const TaskOptions o = state_options_of(0, T, 0, 0);
+    double places[T] = {0}, digits[6] = {0}, symbols[30] = {0}, worst = 0;
+    Batch batch = state_batch(HORIZON, &o, 2, STREAM_TRAIN, N);
+    for (size_t i = 0; i < N * T; i++) {
+        places[i % T] += batch.inputs[i] == 5;
+        digits[batch.inputs[i]]++;
+    }
+    batch_free(&batch);
+    batch = state_batch(RECALL, &o, 2, STREAM_TRAIN, N);
+    for (size_t i = 0; i < N * T; i++)
+        symbols[batch.inputs[i]]++;
+    batch_free(&batch);
+    const double place = N * 3.0 / (T - 1), digit = N * (T - 3) / 5.0, symbol = N * T / 30.0;
+    for (int i = 0; i < 30; i++) {
+        worst = fmax(worst, fabs(symbols[i] - symbol) / sqrt(symbol));
+        if (i && i < T)
+            worst = fmax(worst, fabs(places[i] - place) / sqrt(place));
+        if (i < 5)
+            worst = fmax(worst, fabs(digits[i] - digit) / sqrt(digit));
+    }
+    CHECK(places[0] == 0 && digits[5] == 3 * N && worst < 5, "streams: a count is %.1f deviations "
+          "off", worst);
+}
+
+// test_restart: the curve of horizon is the accuracy by tokens since a reset, of each target by
+// itself; other tasks count from the start, while all is right.
+static void test_restart(void)
+{
+    TaskOptions o = state_options_of(0, 6, 0, 0);
+    Evaluation e = {0};
+    Batch batch;
+    size_t n;
+    o.curve = in_dir("curve");
+    batch_alloc(&batch, 1, 6);
+    memcpy(batch.inputs, (int[]){1, 5, 2, 3, 5, 4}, 6 * sizeof(int));
+    memcpy(batch.targets, (int[]){1, 0, 2, 5, 0, 4}, 6 * sizeof(int));
+    memcpy(batch.predictions, (int[]){1, 0, 9, 5, 9, 4}, 6 * sizeof(int));
+    evaluation_add(&e, &TASKS[HORIZON], &o, &batch, 1);
+    LogRow row = evaluation_row(&e, 1);
+    char *curve = (char *)get_file(o.curve, &n);
+    CHECK(fabs(row.acc - 4 / 6.0) < 1e-12 && row.scaled == row.acc, "horizon: %g", row.acc);
+    CHECK(!strcmp(curve, "tokens,sequences,accuracy\n1,3,0.666666667\n2,2,0.5\n3,1,1\n"),
+          "horizon: curve\n%s", curve);
+    free(curve);
+    evaluation_add(&e, &TASKS[RECALL], &o, &batch, 1);
+    evaluation_row(&e, 1);
+    curve = (char *)get_file(o.curve, &n);
+    CHECK(strstr(curve, "\n2,1,1\n3,1,0\n4,1,0\n"), "recall: curve\n%s", curve);
+    free(curve);
+    batch_free(&batch);
+    empty_dir("");
+}
+
 // test_state_golden: fixed seed, fixed sequences (F11), whose answers the tests above derive
 // again; training and evaluation.
 static void test_state_golden(void)
@@ -405,7 +524,11 @@ static void test_state_golden(void)
         {"2927d8080f62b01d", "5bcfe9277be05733",
          "03b72dcad79dfcf3", "dc36145f2b6e36a2"},
         {"fc213c50085974b4", "bc14adb0f729c8ee",
-         "b4ed8127a582ea88", "b304f6f3ceb203ab"}};
+         "b4ed8127a582ea88", "b304f6f3ceb203ab"},
+        {"c7c7a43554715a7e", "708419ff518d6de0",
+         "782b40506c9afca5", "b8bb3d46ed6c60f6"},
+        {"ff7002cacfb78a95", "b6001229d838ddda",
+         "781a631732270dd1", "c9f5a4221fa06f7d"}};
     for (int task = PARITY; task < STATE_END; task++) {
         const TaskOptions o = state_options_of(0, 0, 0, 0);
         char got[4][17];
@@ -706,6 +829,9 @@ int main(void)
     test_copying_score();
     test_answers();
     test_words();
+    test_streams();
+    test_stream_uniform();
+    test_restart();
     test_state_golden();
     test_state_disjoint();
     test_label_prior();

@@ -27,8 +27,8 @@
 //
 // Letters: C channels, NH heads of size HS = C / NH; B sequences of T positions, N = B T; V
 // symbols, L layers; D sequences are decoded at once; phi(q), phi(k) are the papers' features.
-// Sections: [mix] attention, softmax and linear; [block] LayerNorm, GELU; [layers] matrix product,
-// normalize, embedding, cross-entropy; [optimizer] AdamW; [model] tensors, forward, backward,
+// Sections: [mix] attention, softmax and linear; [norm], [block] LayerNorm, GELU; [layers] matrix
+// product, embedding, cross-entropy; [optimizer] AdamW; [model] tensors, forward, backward,
 // decoding, published weights; [train] the loop; [main] start.
 //
 // On two CPU cores (the paper's figures: train_gpt2.cu):
@@ -331,7 +331,7 @@ static void linear_attention_decode(float *out, float *state, const float *qkv, 
 }
 
 // ------------------------------------------------------------------------------------------------
-// [block] What stands around attention: LayerNorm, GELU.
+// [norm] LayerNorm, and GELU's tanh form.  (shared)
 
 // layernorm_forward: out (N,C) = weight (x - mean) / sqrt(var + 1e-5) + bias, rows of x (N,C).
 static void layernorm_forward(float *out, const float *x, const float *weight, const float *bias,
@@ -392,26 +392,6 @@ static void layernorm_backward(float *dx, float *dweight, float *dbias, float *d
     add_columns(dweight, dout, N, C);
 }
 
-// norm_forward: out (N,C) = the model's norm of x (N,C): LayerNorm, or without a weight normalize.
-static void norm_forward(float *out, const float *x, const float *weight, const float *bias,
-                         size_t N, size_t C)
-{
-    if (weight)
-        layernorm_forward(out, x, weight, bias, N, C);
-    else
-        normalize_forward(out, x, N, C);
-}
-
-// norm_backward: dx (N,C) +=, dweight (C) +=, dbias (C) += from dout (N,C), which it may overwrite.
-static void norm_backward(float *dx, float *dweight, float *dbias, float *dout, const float *x,
-                          const float *weight, size_t N, size_t C)
-{
-    if (weight)
-        layernorm_backward(dx, dweight, dbias, dout, x, weight, N, C);
-    else
-        normalize_backward(dx, dout, x, N, C);
-}
-
 // gelu_tanh: x (1 + tanh(y)) / 2 = x / (1 + exp(-2 y)), y = sqrt(2/pi) (x + 0.044715 x^3); *slope =
 // its derivative. Beyond 30 the factor is 0 or 1, and y, whose cube may overflow, is that of 30.
 static inline float gelu_tanh(float x, float *slope)
@@ -421,6 +401,24 @@ static inline float gelu_tanh(float x, float *slope)
     const float p = 1 / (1 + exp_ps(-2 * root * (a + cubic * a * a * a)));
     *slope = p + 2 * root * a * (1 + 3 * cubic * a * a) * p * (1 - p);
     return x * p;
+}
+
+// ------------------------------------------------------------------------------------------------
+// [block] What stands around attention: the model's norm, GELU.
+
+// norm_forward: out (N,C) = the model's norm of x (N,C): LayerNorm, or without a weight normalize.
+static void norm_forward(float *out, const float *x, const float *weight, const float *bias,
+                         size_t N, size_t C)
+{
+    weight ? layernorm_forward(out, x, weight, bias, N, C) : normalize_forward(out, x, N, C);
+}
+
+// norm_backward: dx (N,C) +=, dweight (C) +=, dbias (C) += from dout (N,C), which it may overwrite.
+static void norm_backward(float *dx, float *dweight, float *dbias, float *dout, const float *x,
+                          const float *weight, size_t N, size_t C)
+{
+    weight ? layernorm_backward(dx, dweight, dbias, dout, x, weight, N, C)
+           : normalize_backward(dx, dout, x, N, C);
 }
 
 // gelu_erf: x times the normal distribution function at x; *slope = its derivative. A polynomial,

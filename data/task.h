@@ -12,7 +12,7 @@ enum { IGNORE = -1 };
 typedef struct {
     int string_size; // copying: letters in a string
     int min_length, max_length, eval_min_length, eval_max_length; // tasks_state.h; 0: the paper's
-    int multiply, elements, tokens_per_element;                   // tasks_state.h
+    int multiply, elements, tokens_per_element, modulus, resets;  // tasks_state.h
     int eval_batches; // 0: one, or all that is held out
     const char *curve; // file for the accuracy by length
     Text text;
@@ -41,6 +41,7 @@ typedef struct {
                  int *targets);
     double (*score)(const int *targets, const int *predictions, size_t T);
     double chance; // the score of a guess, for which scaled scores are 0; -1: they are not shown
+    int restart;   // the token from which --curve counts; 0: all of a sequence, all right so far
 } Task;
 
 // fraction_right: the fraction of the targets (T) that is predicted.

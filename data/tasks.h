@@ -89,8 +89,9 @@ static inline void text_sequence(const TaskOptions *options, uint64_t seed, uint
 
 static const Task TASKS[] = {
     {"copying", "repeat a random string of letters", "^|$abcdefghijklmnopqrstuvwxyz", copying_shape,
-     copying_fill, copying_score, -1},
-    {"text", "say the next token of a file", NULL, text_shape, text_sequence, fraction_right, -1},
+     copying_fill, copying_score, -1, 0},
+    {"text", "say the next token of a file", NULL, text_shape, text_sequence, fraction_right, -1,
+     0},
     STATE_TASKS,
 };
 
@@ -336,7 +337,8 @@ static inline void task_show_sample(const Task *task, const TaskOptions *o)
 
 // Sums over the batches of an evaluation. Of tasks with a chance also: how often each token is the
 // target; at each position, in how many sequences there is a target and in how many all targets so
-// far are predicted: with one target that is the accuracy by length.
+// far are predicted: with one target that is the accuracy by length. Where a task restarts, both by
+// tokens since, and of each target by itself.
 enum { EVALUATION_V = 256 };
 typedef struct {
     double nats, score, targets, sequences, characters, chance;
@@ -362,7 +364,7 @@ static inline long task_eval_batches(const Task *task, const TaskOptions *option
 }
 
 // evaluation_count: the targets of a batch, for the best constant answer and the curve.
-static inline void evaluation_count(Evaluation *e, const Batch *batch)
+static inline void evaluation_count(Evaluation *e, const Batch *batch, int restart)
 {
     const size_t T = batch->T;
     if (!e->T) {
@@ -371,14 +373,15 @@ static inline void evaluation_count(Evaluation *e, const Batch *batch)
         e->right = (size_t *)alloc_zero(T, sizeof(size_t), "curve");
     }
     for (size_t b = 0; b < batch->B; b++)
-        for (size_t t = 0, all = 1; t < T; t++) {
+        for (size_t t = 0, all = 1, at = 0; t < T; t++, at++) {
             const int target = batch->targets[b * T + t];
+            at = restart && batch->inputs[b * T + t] == restart ? 0 : at;
             if (target == IGNORE)
                 continue;
-            all = all && batch->predictions[b * T + t] == target;
+            all = (all || restart) && batch->predictions[b * T + t] == target;
             e->often[target]++;
-            e->asked[t]++;
-            e->right[t] += all;
+            e->asked[at]++;
+            e->right[at] += all;
         }
 }
 
@@ -400,7 +403,7 @@ static inline void evaluation_add(Evaluation *e, const Task *task, const TaskOpt
     e->chance = task->chance;
     e->curve = options->curve;
     if (task->chance >= 0)
-        evaluation_count(e, batch);
+        evaluation_count(e, batch, task->restart);
     if (!task->symbols)
         e->characters += (double)text_characters(&options->text, batch->targets,
                                                  batch->B * batch->T);

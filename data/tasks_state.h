@@ -1,5 +1,6 @@
 // tasks_state.h: tasks that ask for a state to be tracked: parity, arithmetic modulo 5 without and
-// with brackets, and products in the groups S5 and Z60.  [arXiv 2411.12537]
+// with brackets, products in the groups S5 and Z60 [arXiv 2411.12537]; sums since a reset, and what
+// followed a symbol last (GateLoop).
 //
 // Answers. parity, modular and brackets have one target in a sequence: the model says the answer at
 // the last bit (parity) or at `=`. Sequences have lengths --min-length to --max-length, drawn
@@ -11,6 +12,9 @@
 // at each is the product of those so far; at BOS it is BOS. T = n + 1. With --tokens-per-element k
 // each element is followed by k - 1 fillers, and its product is asked for at the last of them;
 // before the first it is the identity. The score of a sequence is 1 if every target is predicted.
+//
+// Streams. horizon and recall: T = --max-length, a target at every position; the score is the share
+// that is predicted.
 //
 // Evaluations have lengths of their own, --eval-min-length to --eval-max-length.
 #ifndef SEQ_DATA_TASKS_STATE_H
@@ -313,18 +317,89 @@ static inline double word_score(const int *targets, const int *predictions, size
     return fraction_right(targets, predictions, T) == 1;
 }
 
+// ---- horizon: the sum of the digits since the last reset, modulo --modulus; recall: the symbol
+// that followed this one when it came last
+
+enum { HORIZON_DIGITS = 5, HORIZON_RESET = HORIZON_DIGITS, HORIZON_INPUTS };
+enum { RECALL_SYMBOLS = 30, RECALL_UNKNOWN = RECALL_SYMBOLS, RECALL_PAD, RECALL_VOCAB };
+
+// stream_shape: of tasks with V symbols; T = --max-length, or `length`; in evaluations what they
+// are told, or the same.
+static inline TaskShape stream_shape(const TaskOptions *o, size_t V, int length)
+{
+    const int train = o->max_length ? o->max_length : length;
+    const int eval = o->eval_max_length && TASK_EVAL_LENGTHS ? o->eval_max_length : train;
+    TaskShape shape = {(size_t)train, V, (size_t)(train + eval), 0, "max_length", train,
+                       (size_t)eval};
+    return shape;
+}
+
+// horizon_shape: V = --modulus, but at least the five digits and the reset.
+static inline TaskShape horizon_shape(const TaskOptions *o)
+{
+    const int V = o->modulus > HORIZON_INPUTS ? o->modulus : HORIZON_INPUTS;
+    return stream_shape(o, (size_t)V, 128);
+}
+
+// horizon_fill: inputs (T) = digits 0 to 4, and resets at --resets places of 1..T-1 (all, where
+// there are fewer); targets (T) = the sum of the digits from the last reset, or the start, to here.
+static inline void horizon_fill(const TaskOptions *o, uint64_t seed, uint64_t stream, int *inputs,
+                                int *targets)
+{
+    const TaskShape shape = horizon_shape(o);
+    const int T = (int)(stream >= STREAM_EVAL ? shape.eval_T : shape.T);
+    Draws d = {seed, stream, 0};
+    int resets = o->resets, sum = 0;
+    for (int t = 0; t < T; t++) { // each place is a reset with the chance that is left to it
+        const int reset = t > 0 && draw(&d, 1, T - t) <= resets;
+        inputs[t] = reset ? HORIZON_RESET : draw(&d, 0, HORIZON_DIGITS - 1);
+        sum = reset ? 0 : (sum + inputs[t]) % o->modulus;
+        targets[t] = sum;
+        resets -= reset;
+    }
+}
+
+// recall_shape: V = 32: 30 symbols, unknown, padding (never seen).
+static inline TaskShape recall_shape(const TaskOptions *o)
+{
+    return stream_shape(o, RECALL_VOCAB, 100);
+}
+
+// recall_fill: inputs (T) = symbols; targets (T) = the symbol after the last earlier place of the
+// same symbol, or unknown. Its author's test sets were parts of the training set; these are not.
+static inline void recall_fill(const TaskOptions *o, uint64_t seed, uint64_t stream, int *inputs,
+                               int *targets)
+{
+    const TaskShape shape = recall_shape(o);
+    const size_t T = stream >= STREAM_EVAL ? shape.eval_T : shape.T;
+    Draws d = {seed, stream, 0};
+    int after[RECALL_SYMBOLS];
+    for (int i = 0; i < RECALL_SYMBOLS; i++)
+        after[i] = RECALL_UNKNOWN;
+    for (size_t t = 0; t < T; t++) {
+        inputs[t] = draw(&d, 0, RECALL_SYMBOLS - 1);
+        if (t)
+            after[inputs[t - 1]] = inputs[t];
+        targets[t] = after[inputs[t]];
+    }
+}
+
 // ---- rows of the table of tasks, their words in --task, their options
 
 #define STATE_TASKS                                                                                \
     {"parity", "is the number of ones odd?", "_01", parity_shape, parity_fill, fraction_right,     \
-     0.5},                                                                                         \
+     0.5, 0},                                                                                      \
     {"modular", "digits and + - * modulo 5", "_+-*=01234", modular_shape, modular_fill,            \
-     fraction_right, 0.2},                                                                         \
+     fraction_right, 0.2, 0},                                                                      \
     {"brackets", "the same with brackets", "01234+-*()=_", brackets_shape, brackets_fill,          \
-     fraction_right, 0.2},                                                                         \
-    {"s5", "products of permutations of five", "", s5_shape, s5_fill, word_score, 0},              \
-    {"z60", "sums modulo 60", "", z60_shape, z60_fill, word_score, 0}
-#define STATE_WORDS "parity|modular|brackets|s5|z60"
+     fraction_right, 0.2, 0},                                                                      \
+    {"s5", "products of permutations of five", "", s5_shape, s5_fill, word_score, 0, 0},           \
+    {"z60", "sums modulo 60", "", z60_shape, z60_fill, word_score, 0, 0},                          \
+    {"horizon", "sums since the last reset", "", horizon_shape, horizon_fill, fraction_right, 0,   \
+     HORIZON_RESET},                                                                               \
+    {"recall", "what followed this symbol last", "", recall_shape, recall_fill, fraction_right, 0, \
+     0}
+#define STATE_WORDS "parity|modular|brackets|s5|z60|horizon|recall"
 
 // state_options: add the options of these tasks to the command line.
 static inline void state_options(Options *options, TaskOptions *o)
@@ -333,19 +408,23 @@ static inline void state_options(Options *options, TaskOptions *o)
         {"min-length", OPT_INT, &o->min_length, "0", 0, 1 << 20, "tokens", DEFINES_DATA,
          "parity, modular, brackets: the shortest, 0 = 3"},
         {"max-length", OPT_INT, &o->max_length, "0", 0, 1 << 20, "tokens", DEFINES_DATA,
-         "the longest, 0 = 40; of s5, z60, 0 = 32, 64 with fillers"},
+         "the longest, 0 = 40; s5, z60: 32, 64 with fillers; horizon: 128; recall: 100"},
         {"eval-min-length", OPT_INT, &o->eval_min_length, "0", 0, 1 << 20, "tokens", RUNTIME,
          "of an evaluation, 0 = 40"},
         {"eval-max-length", OPT_INT, &o->eval_max_length, "0", 0, 1 << 20, "tokens", RUNTIME,
-         "of an evaluation, 0 = 256; of s5, z60, 0 = 500"},
+         "of an evaluation, 0 = 256; s5, z60: 500; horizon, recall: as in training"},
         {"multiply", OPT_CHOICE, &o->multiply, "yes", 0, 0, "no|yes", DEFINES_DATA,
          "brackets: with * too"},
         {"elements", OPT_CHOICE, &o->elements, "all", 0, 0, "all|swaps|triples", DEFINES_DATA,
          "s5: all, or those that move at most 2 or 3 points"},
         {"tokens-per-element", OPT_INT, &o->tokens_per_element, "1", 1, 64, "tokens", DEFINES_DATA,
          "s5, z60: an element and fillers"},
+        {"modulus", OPT_INT, &o->modulus, "10", 2, 256, "number", DEFINES_DATA,
+         "horizon: of the sums"},
+        {"resets", OPT_INT, &o->resets, "3", 0, 1 << 20, "resets", DEFINES_DATA,
+         "horizon: in a sequence"},
         {"curve", OPT_STRING, &o->curve, NULL, 0, 0, "FILE", RUNTIME,
-         "write the last evaluation's accuracy by tokens read"},
+         "write the last evaluation's accuracy by tokens read [horizon: since a reset]"},
     };
     options_add(options, rows, sizeof rows / sizeof *rows);
 }

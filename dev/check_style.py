@@ -17,7 +17,7 @@ from glob import glob
 
 import csource
 
-C_FILES = ("train_*.c", "train_*.cu", "test_*.c", "util/*.h", "data/*.h",
+C_FILES = ("train_*.c", "train_*.cu", "test_*.c", "util/*.h", "util/*.cuh", "data/*.h",
            "dev/*.c", "dev/*.h", "dev/*.cu*", "dev/*/*.c", "dev/*/*.h", "dev/*/*.cu*")
 OTHER_FILES = ("Makefile", ".ci/run", "*.sh", "*.py", "data/*.py", "dev/*.py", "dev/*/*.py",
                "dev/*/*.sh")

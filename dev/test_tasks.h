@@ -31,11 +31,11 @@ static void any_fill(const TaskOptions *options, uint64_t seed, uint64_t stream,
 
 static const Task TEST_TASKS[] = {
     {"copying", "", "^|$abcdefghijklmnopqrstuvwxyz", copying_shape, copying_fill, copying_score,
-     -1},
-    {"any", "", "", any_shape, any_fill, copying_score, -1},
+     -1, 0},
+    {"any", "", "", any_shape, any_fill, copying_score, -1, 0},
     STATE_TASKS,
 };
-enum { COPYING, ANY, PARITY, MODULAR, BRACKETS, S5, Z60 };
+enum { COPYING, ANY, PARITY, MODULAR, BRACKETS, S5, Z60, HORIZON, RECALL };
 #define TASKS TEST_TASKS
 
 #endif

@@ -30,7 +30,7 @@ recompute() {
 # try OPTIONS...: count a variant
 try() { count "$*" recompute "$@"; }
 
-# causalrn, gpt2, deltanet: every variant
+# causalrn, gpt2, deltanet, gateloop: every variant
 odd="--string-size 5 --channels 12 --batch-size 2"
 causalrn() {
     local postnorm prenorm activation
@@ -71,6 +71,19 @@ deltanet() {
     try --task copying --heads 3 --layers 5 --channels 60 --string-size 40 --batch-size 2
     try --task modular --channels 12 --heads 3 --batch-size 7
     try --task s5 --channels 12 --heads 3 --batch-size 16 --conv no
+}
+
+gateloop() {
+    local transition kind
+    for transition in sep sep-relu cart real-pos real-signed stable-exp fixed fixed-real ones; do
+        for kind in "--head-size 1" "--head-size 3 --gn-groups 3 --proj-bias no" \
+            "--wiring paper --head-size 12 --head-bias no" "--wiring paper --gn-groups 1"; do
+            try --task copying $odd --hidden 17 --transition $transition $kind
+        done
+    done
+    try --task copying --head-size 20 --layers 5 --channels 60 --string-size 40 --batch-size 2
+    try --task horizon --channels 12 --batch-size 2
+    try --task recall --channels 12 --head-size 2 --batch-size 3
 }
 
 $model

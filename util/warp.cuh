@@ -1,4 +1,4 @@
-// warp.cuh: what kernels are made of: warps, rows, reductions, and the instructions of tensor cores.
+// warp.cuh: what kernels are made of: warps, rows, reductions, instructions of tensor cores.
 #ifndef SEQ_UTIL_WARP_CUH
 #define SEQ_UTIL_WARP_CUH
 

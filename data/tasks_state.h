@@ -328,7 +328,7 @@ enum { RECALL_SYMBOLS = 30, RECALL_UNKNOWN = RECALL_SYMBOLS, RECALL_PAD, RECALL_
 static inline TaskShape stream_shape(const TaskOptions *o, size_t V, int length)
 {
     const int train = o->max_length ? o->max_length : length;
-    const int eval = o->eval_max_length && TASK_EVAL_LENGTHS ? o->eval_max_length : train;
+    const int eval = o->eval_max_length ? o->eval_max_length : train;
     TaskShape shape = {(size_t)train, V, (size_t)(train + eval), 0, "max_length", train,
                        (size_t)eval};
     return shape;

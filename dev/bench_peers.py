@@ -30,7 +30,7 @@ ours is the fastest forward kernel of the ladder for that shape.
 
 Attention: torch's scaled_dot_product_attention with its flash and with its cuDNN backend, causal,
 bf16, q, k, v (B,NH,T,HS) each by itself, in a CUDA graph, L2 flushed before every call; ours from
-qkv (B,T,3C): forward alone, and forward and backward (kernels 8 and 9 of the ladders).
+qkv (B,T,3C): forward alone, and forward and backward, with the trainer's kernels and with wgmma.
 
 The delta rule: flash-linear-attention's chunk_delta_rule, bf16, q and k of unit length, in a CUDA
 graph, L2 flushed before every call. Ours is the fastest bf16 kernel of the ladder for that shape;
@@ -48,6 +48,7 @@ import array
 import contextlib
 import csv
 import hashlib
+import itertools
 import math
 import os
 import platform
@@ -84,7 +85,7 @@ GPT2_STEPS, GPT2_MAGIC, GPT2_PAD = 12, 20240520, 128
 HEADS = (8, 2048, 16, 128), (16, 1024, 12, 64), (320, 258, 1, 192)
 TINY_HEADS = ((2, 18, 2, 16),)
 BACKENDS = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
-DIRECTIONS = {"forward": "8", "forward+backward": "9"}  # and the ladder's kernel
+DIRECTIONS = ("forward", "forward+backward")
 DELTA = (8, 2048, 16, 128), (1, 16384, 16, 128), (32, 512, 16, 64), (8, 2048, 32, 64)
 TINY_DELTA = ((2, 18, 2, 16),)
 BOS, SEP, EOS, LETTER, VOCAB, IGNORE = 0, 1, 2, 3, 29, -1
@@ -524,7 +525,7 @@ def peer_scan(args, name, shape):
     return Measured(ms, f"{rate:.0f} GB/s", f"torch {torch.__version__}, {rate:.0f} GB/s")
 
 
-def peer_attention(args, direction, shape, backend):
+def peer_attention(args, direction, shape, backend, _):
     device = torch_device(args)
     from torch.nn.attention import SDPBackend, sdpa_kernel
     B, T, NH, HS = shape
@@ -739,34 +740,44 @@ def attention_rate(direction, shape, ms):
     return f"{1e-9 * work / ms:.0f} TFLOP/s"
 
 
-def attention_binary(args, direction):
-    return args.attention_forward if direction == "forward" else args.attention_backward
-
-
-def attention_command(args, direction):
-    return [attention_binary(args, direction) or f"(attention {direction} ladder)", "--time-only",
-            "--csv", "--kernel", DIRECTIONS[direction]]
+def attention_commands(args, direction, version):
+    """What to run and to add up: the ladders' kernels 8 and 9 are the trainer's, 10 has wgmma."""
+    forward = args.attention_forward or "(attention forward ladder)"
+    backward = args.attention_backward or "(attention backward ladder)"
+    kernels = {("forward", "trainer"): [(forward, "8")],
+               ("forward", "wgmma"): [(forward, "10")],
+               ("forward+backward", "trainer"): [(backward, "9")],
+               ("forward+backward", "wgmma"): [(forward, "10"), (backward, "10")]}
+    return [(binary, "--time-only", "--csv", "--kernel", kernel)
+            for binary, kernel in kernels[direction, version]]
 
 
 ATTENTION_NAME = re.compile(r"attention \w+ bf16 \((\d+),(\d+),(\d+),(\d+)\)"
                             r" kernel (\d+) \((.*)\)")
 
 
-def our_attention(args, direction, shape, _):
-    program(attention_binary(args, direction),
-            "nvcc -DPRECISION_BF16 dev/attention/*.cu, then --attention-forward, -backward BIN")
-    if direction not in ladder_output:
-        ladder_output[direction] = tried(run_program, attention_command(args, direction))
-    if "\t" not in ladder_output[direction]:
-        raise Skip(ladder_output[direction])
-    for line in ladder_output[direction].split("\n"):
+def ladder_attention(command, shape):
+    """(ms, kernel) of the ladder's only kernel at the shape."""
+    if command not in ladder_output:
+        ladder_output[command] = tried(run_program, command)
+    if "\t" not in ladder_output[command]:
+        raise Skip(ladder_output[command])
+    for line in ladder_output[command].split("\n"):
         fields = line.split("\t")
         what = ATTENTION_NAME.fullmatch(fields[3]) if len(fields) == 5 else None
         if what and tuple(map(int, what.groups()[:4])) == shape:
-            ms = float(fields[4].split()[0])
-            rate = attention_rate(direction, shape, ms)
-            return Measured(ms, rate, f"kernel {what[5]} ({what[6]})")
-    raise Skip(f"{attention_binary(args, direction)}: no row for {shape}")
+            return float(fields[4].split()[0]), f"kernel {what[5]} ({what[6]})"
+    raise Skip(f"{command[0]}: no row for {shape}")
+
+
+def our_attention(args, direction, shape, _, version):
+    for binary in (args.attention_forward, args.attention_backward):
+        program(binary, "nvcc -DPRECISION_BF16 dev/attention/*.cu, then --attention-forward, "
+                "-backward BIN")
+    parts = [ladder_attention(command, shape)
+             for command in attention_commands(args, direction, version)]
+    ms = sum(part[0] for part in parts)
+    return Measured(ms, attention_rate(direction, shape, ms), ", ".join(part[1] for part in parts))
 
 
 def delta_rate(direction, shape, ms):
@@ -888,11 +899,13 @@ def works(args):
                    our_scan, peer_scan, ladder_command(args, name), f"dev/cumsum/{name}.cu")
     for shape in TINY_HEADS if args.smoke else HEADS:
         for direction in DIRECTIONS:
-            for backend in BACKENDS:
-                text = f"attention {direction} ({','.join(map(str, shape))}), torch {backend}"
-                yield ("attention", text, (args, direction, shape, backend), our_attention,
-                       peer_attention, attention_command(args, direction),
-                       "train_gpt2.cu")
+            for backend, version in itertools.product(BACKENDS, ("trainer", "wgmma")):
+                text = (f"attention {direction} ({','.join(map(str, shape))}), {version}, "
+                        f"torch {backend}")
+                yield ("attention", text, (args, direction, shape, backend, version),
+                       our_attention, peer_attention,
+                       attention_commands(args, direction, version)[-1], "train_gpt2.cu"
+                       if version == "trainer" else "dev/attention/attention_hopper.cuh")
     yield from delta_works(args)
 
 

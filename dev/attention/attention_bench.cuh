@@ -17,8 +17,9 @@ static const BenchType ATT_TYPE = sizeof(floatX) == 2 ? BENCH_BF16 : BENCH_F32;
 typedef struct {
     size_t B, T, C, NH;
     int causal, linear, split;
-    BenchBuffer inputs[4];            // of qkv, dout, in_out, in_lse
+    BenchBuffer inputs[5];             // of qkv, dout, in_out, in_lse, features
     const floatX *qkv, *dout, *in_out; // in_*: the reference's, for the backward
+    const floatX *features; // linear: qkv with phi(q) and phi(k), which the trainer's kernels take
     const float *in_lse;
     BenchBuffer out, lse, dqkv, dq, dk, dv;
     float *scratch;
@@ -68,6 +69,17 @@ static Attention attention_setup(size_t B, size_t T, size_t NH, size_t HS, int c
     float *h_out = (float *)alloc_zero(n, 4, "out"), *h_lse = (float *)alloc_zero(rows, 4, "lse");
     x.qkv = (floatX *)attention_upload(&x.inputs[0], ATT_TYPE, h_qkv, 3 * n, 3 * x.C);
     x.dout = (floatX *)attention_upload(&x.inputs[1], ATT_TYPE, h_dout, n, x.C);
+    x.features = x.qkv;
+    if (linear) {
+        float *h_features = (float *)alloc_zero(3 * n, 4, "features");
+        for (size_t i = 0; i < 3 * n; i++) {
+            const float q = h_qkv[i];
+            h_features[i] = i % (3 * x.C) >= 2 * x.C ? q : q > 0 ? q + 1 : expf(q);
+        }
+        x.features =
+            (floatX *)attention_upload(&x.inputs[4], ATT_TYPE, h_features, 3 * n, 3 * x.C);
+        free(h_features);
+    }
     x.ref_out = (double *)alloc_zero(7 * n + rows, 8, "references");
     x.ref_dqkv = x.ref_out + n, x.ref_dq = x.ref_dqkv + 3 * n, x.ref_dk = x.ref_dq + n;
     x.ref_dv = x.ref_dk + n, x.ref_lse = x.ref_dv + n;
@@ -96,9 +108,9 @@ static Attention attention_setup(size_t B, size_t T, size_t NH, size_t HS, int c
 // attention_free: give back what attention_setup took.
 static void attention_free(Attention *x)
 {
-    BenchBuffer *all[] = {&x->inputs[0], &x->inputs[1], &x->inputs[2], &x->inputs[3], &x->out,
-                          &x->lse, &x->dqkv, &x->dq, &x->dk, &x->dv};
-    for (int i = 0; i < 10; i++)
+    BenchBuffer *all[] = {&x->inputs[0], &x->inputs[1], &x->inputs[2], &x->inputs[3],
+                          &x->inputs[4], &x->out, &x->lse, &x->dqkv, &x->dq, &x->dk, &x->dv};
+    for (int i = 0; i < 11; i++)
         bench_free(all[i]);
     CUDA_CHECK(cudaFree(x->scratch));
     free(x->ref_out);
@@ -291,10 +303,10 @@ static __global__ void __launch_bounds__(NAIVE_THREADS)
 
 // What a forward and a backward are called with.
 #define FORWARD_ARGS(x) \
-    (floatX *)x->out.data, (float *)x->lse.data, x->qkv, x->B, x->T, x->C, x->NH, x->causal
+    (floatX *)x->out.data, (float *)x->lse.data, x->features, x->B, x->T, x->C, x->NH, x->causal
 #define BACKWARD_ARGS(x) \
-    (floatX *)x->dqkv.data, x->dout, x->in_out, x->in_lse, x->qkv, x->scratch, x->B, x->T, x->C, \
-        x->NH, x->causal
+    (floatX *)x->dqkv.data, x->dout, x->in_out, x->in_lse, x->features, x->scratch, x->B, x->T, \
+        x->C, x->NH, x->causal
 
 // run_forward_*, run_backward_*: rows of the ladders' tables.
 template <int LINEAR> static void run_forward_naive(const void *problem, cudaStream_t stream)
@@ -319,8 +331,8 @@ template <int LINEAR> static void run_backward_naive(const void *problem, cudaSt
 template <int LINEAR> static void run_forward_general(const void *problem, cudaStream_t stream)
 {
     const Attention *x = (const Attention *)problem;
-    attention_forward_general((floatX *)x->out.data, (float *)x->lse.data, x->qkv, x->B, x->T, 0,
-                              x->T, x->C, x->NH, x->causal, LINEAR, stream);
+    attention_forward_general((floatX *)x->out.data, (float *)x->lse.data, x->features, x->B, x->T,
+                              0, x->T, x->C, x->NH, x->causal, LINEAR, stream);
 }
 template <int LINEAR> static void run_backward_general(const void *problem, cudaStream_t stream)
 {

@@ -302,14 +302,14 @@ static void __syncwarp(void)
     emu_together("__syncwarp", ~0u, [](EmuLane *) {});
 }
 
-// __shfl_xor_sync: the x of lane ^ other.
-template <class X> static X __shfl_xor_sync(unsigned mask, X x, int other)
+// __shfl_sync: the x of lane `from`.
+template <class X> static X __shfl_sync(unsigned mask, X x, int from)
 {
     EmuLane *lane = emu_lane();
     static_assert(sizeof x <= sizeof lane->word, "a shuffle moves at most 64 bits");
     memcpy(&lane->word, &x, sizeof x);
-    lane->source = emu_current % EMU_WARP ^ other;
-    emu_together("__shfl_xor_sync", mask, [](EmuLane *lanes) {
+    lane->source = from;
+    emu_together("__shfl_sync", mask, [](EmuLane *lanes) {
         uint64_t words[EMU_WARP];
         for (int l = 0; l < EMU_WARP; l++)
             words[l] = lanes[lanes[l].source].word;
@@ -318,6 +318,12 @@ template <class X> static X __shfl_xor_sync(unsigned mask, X x, int other)
     });
     memcpy(&x, &lane->word, sizeof x);
     return x;
+}
+
+// __shfl_xor_sync: the x of lane ^ other.
+template <class X> static X __shfl_xor_sync(unsigned mask, X x, int other)
+{
+    return __shfl_sync(mask, x, emu_current % EMU_WARP ^ other);
 }
 
 // __ballot_sync: bit l: lane l's x.

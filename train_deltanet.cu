@@ -6,11 +6,10 @@
 //   x += W_proj norm_head(o);  x += W_down (SiLU(g) y),  g, y = W_gu norm(x)      r = norm(x)
 //   norm is RMSNorm, eps 1e-6                                        [arXiv 2406.06484, 2411.12537]
 //
-// Token by token all is fp32 but q, k and v, with S in registers: a thread has 32 columns of a row,
-// so that a head of 32 is one warp. A row needs no other row in the forward pass; in the backward
-// the gradients of q and k are sums over rows, made by exchanging halves until each lane has its
-// own columns. The forward keeps u = beta e, and the backward walks from S_T to S_0: S_{t-1} =
-// S_t - u_t k_t^T inverts nothing and amplifies no error.
+// Token by token all is fp32 but q, k and v. A thread has 32 columns of a row of S in registers, so
+// that a head of 32 is one warp. A row needs no other row in the forward pass; in the backward the
+// gradients of q and k are sums over rows. The forward keeps u = beta e; the backward walks from
+// S_T to S_0: S_{t-1} = S_t - u_t k_t^T inverts nothing and amplifies no error.
 //
 // By chunks of 64 (BF16, mma.sync), rows Q, K, V, O of a chunk and their gradients, b = diag(beta),
 // s = 1 / sqrt(HS), S, D before and S', D' after it, D the gradient of S [2406.06484, WY form]:
@@ -24,16 +23,15 @@
 // is - dV_i . N_j.
 //
 // nvcc -DPRECISION_BF16 (train_deltanet_gpu): weights and activations in bf16, through the typedef
-// floatX; fp32: master weights, the residual stream, which is kept of every block, beta, S and all
-// sums. Keys are normalized in fp32 and then rounded: |k|^2 is 1 up to 4e-4. The gradient of
-// the residual stream is in bf16. Without it (train_deltanet_gpu_fp32) all is fp32, no TF32.
+// floatX; fp32: master weights, the residual stream, which is kept of every block, beta and all
+// sums. Keys are normalized in fp32 and then rounded: |k|^2 is 1 up to 4e-4. The gradient of the
+// residual stream is in bf16. Without it (train_deltanet_gpu_fp32) all is fp32, no TF32.
 //
 // A step is one CUDA graph without a host in it: the host makes the next batch meanwhile, and reads
 // loss, norm and predictions of the step before. Only --accumulate N waits between its batches. No
-// float is added atomically: same bits every time. What is one pass over memory is one kernel:
-// convolution, SiLU, length of q and k, and beta; and the same backward, which computes again what
-// stands between. The residual is added in the epilogue of the matrix product before it. W_qkv and
-// W_b are one matrix there.
+// float is added atomically: same bits every time. One pass over memory is one kernel: convolution,
+// SiLU, length of q and k, beta; and the same backward, which computes again what stands between.
+// Residuals are added in the epilogue of a matrix product, for which W_qkv and W_b are one matrix.
 //
 // Sections: [mix] the delta rule; [block] convolution, norms, SwiGLU;
 // [layers] matrix product, embedding, cross-entropy; [optimizer] AdamW; [model]; [train]; [main].
@@ -53,10 +51,11 @@
 #define ARCHITECTURE "deltanet"
 enum { NONNEG, SIGNED }; // the largest beta is 1, 2
 enum { AUTO, RECURRENT, CHUNK };
+enum { CS = 64, CHUNK_THREADS = 128 }; // tokens of a chunk; threads that take one
 
 // ---- token by token: a block a head, P threads a row of S, with 32 columns each in registers
 
-enum { COLS = 32, HEAD_MOST = 4 * COLS, CS = 64 };
+enum { COLS = 32, HEAD_MOST = 4 * COLS };
 
 // WITH_HEAD: the statement with P as a constant, and WIDTH = 32 P, the width of S: HS rounded up.
 #define WITH_HEAD(HS, ...) \
@@ -81,27 +80,11 @@ static __device__ inline float lanes_sum(float x, int lanes)
     return x;
 }
 
-// state_load: the thread's part of S (HS,HS), 0 beyond the head and for NULL.
-template <int P>
-static __device__ inline void state_load(float (&S)[COLS], const float *from, int HS)
+// place_in_state: of the thread's element n in S (HS,HS); -1: beyond the head.
+template <int P> static __device__ inline int place_in_state(int n, int HS)
 {
-    const int row = threadIdx.x / P;
-#pragma unroll
-    for (int n = 0; n < COLS; n++) {
-        const int column = column_of<P>(n);
-        S[n] = from && row < HS && column < HS ? from[row * HS + column] : 0;
-    }
-}
-
-// state_store: see state_load; NULL: nowhere.
-template <int P>
-static __device__ inline void state_store(float *to, const float (&S)[COLS], int HS)
-{
-    const int row = threadIdx.x / P;
-#pragma unroll
-    for (int n = 0; n < COLS; n++)
-        if (to && row < HS && column_of<P>(n) < HS)
-            to[row * HS + column_of<P>(n)] = S[n];
+    const int row = threadIdx.x / P, column = column_of<P>(n);
+    return row < HS && column < HS ? row * HS + column : -1;
 }
 
 // What a thread needs of a position: k and q at its column x = threadIdx.x, the others at its row;
@@ -111,11 +94,10 @@ typedef struct {
 } Position;
 
 // position_fetch: position `at` (b T + t) of head h; u and dout NULL: not needed.
-static __device__ inline Position position_fetch(const floatX *__restrict__ qkv,
-                                                 const float *__restrict__ beta,
-                                                 const float *__restrict__ u,
-                                                 const floatX *__restrict__ dout, size_t at, int h,
-                                                 int row, int NH, int HS)
+static __device__ inline Position
+position_fetch(const floatX *__restrict__ qkv, const float *__restrict__ beta,
+               const float *__restrict__ u, const floatX *__restrict__ dout, size_t at, int h,
+               int row, int NH, int HS)
 {
     const int x = threadIdx.x, C = NH * HS;
     Position p = {0, 0, 0, 0, 0, beta[at * NH + h]};
@@ -144,7 +126,11 @@ recurrent_forward_kernel(floatX *out, float *u, float *final, const floatX *qkv,
     const size_t at0 = (size_t)(blockIdx.x / NH) * T, head = (size_t)blockIdx.x * HS * HS;
     const float scale = rsqrtf((float)HS);
     float S[COLS];
-    state_load<P>(S, initial ? initial + head : NULL, HS);
+#pragma unroll
+    for (int n = 0; n < COLS; n++) {
+        const int i = place_in_state<P>(n, HS);
+        S[n] = i < 0 || !initial ? 0 : initial[head + i];
+    }
     Position next = position_fetch(qkv, beta, NULL, NULL, at0, h, row, NH, HS);
     for (int t = 0; t < T; t++) {
         const Position p = next;
@@ -157,25 +143,22 @@ recurrent_forward_kernel(floatX *out, float *u, float *final, const floatX *qkv,
         __syncthreads(); // who still reads position t - 1 reads the other half
         const float4 *k = (const float4 *)shared[t % 2][0] + x % P;
         const float4 *q = (const float4 *)shared[t % 2][1] + x % P;
-        float4 dot = {0, 0, 0, 0}, o = {0, 0, 0, 0};
+        float dot[4] = {}, o[4] = {};
 #pragma unroll
-        for (int n = 0; n < COLS; n += 4) {
-            const float4 k_n = k[n / 4 * P];
-            dot = {dot.x + S[n] * k_n.x, dot.y + S[n + 1] * k_n.y, dot.z + S[n + 2] * k_n.z,
-                   dot.w + S[n + 3] * k_n.w};
+        for (int n = 0; n < COLS; n++) {
+            const float4 k4 = k[n / 4 * P];
+            const float k_n[] = {k4.x, k4.y, k4.z, k4.w};
+            dot[n % 4] += S[n] * k_n[n % 4];
         }
-        const float u_t = p.beta * (p.v - lanes_sum(dot.x + dot.y + (dot.z + dot.w), P));
+        const float u_t = p.beta * (p.v - lanes_sum(dot[0] + dot[1] + (dot[2] + dot[3]), P));
 #pragma unroll
-        for (int n = 0; n < COLS; n += 4) {
-            const float4 k_n = k[n / 4 * P], q_n = q[n / 4 * P];
-            S[n] += u_t * k_n.x;
-            S[n + 1] += u_t * k_n.y;
-            S[n + 2] += u_t * k_n.z;
-            S[n + 3] += u_t * k_n.w;
-            o = {o.x + S[n] * q_n.x, o.y + S[n + 1] * q_n.y, o.z + S[n + 2] * q_n.z,
-                 o.w + S[n + 3] * q_n.w};
+        for (int n = 0; n < COLS; n++) {
+            const float4 k4 = k[n / 4 * P], q4 = q[n / 4 * P];
+            const float k_n[] = {k4.x, k4.y, k4.z, k4.w}, q_n[] = {q4.x, q4.y, q4.z, q4.w};
+            S[n] += u_t * k_n[n % 4];
+            o[n % 4] += S[n] * q_n[n % 4];
         }
-        const float o_t = scale * lanes_sum(o.x + o.y + (o.z + o.w), P);
+        const float o_t = scale * lanes_sum(o[0] + o[1] + (o[2] + o[3]), P);
         const size_t to = ((at0 + t) * NH + h) * HS + row;
         if (x % P == 0 && row < HS) {
             out[to] = (floatX)o_t;
@@ -183,32 +166,27 @@ recurrent_forward_kernel(floatX *out, float *u, float *final, const floatX *qkv,
                 u[to] = u_t;
         }
     }
-    state_store<P>(final + head, S, HS);
-}
-
-// rows_halve: a lane gives its neighbour at distance N half of the 2 N elements x, and adds what it
-// gets to the half that it keeps.
-template <int N> static __device__ inline void rows_halve(float (&x)[COLS])
-{
-    const bool upper = threadIdx.x & N;
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-        const float low = x[n], high = x[n + N];
-        x[n] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, N);
-    }
+    for (int n = 0; n < COLS; n++)
+        if (place_in_state<P>(n, HS) >= 0)
+            final[head + place_in_state<P>(n, HS)] = S[n];
 }
 
 // rows_reduce: sums of x over a warp's 32 / P rows: P of the columns, x[0] .. x[P-1], remain with
-// each lane, elements n, n + 1, ... of its part, n = lane - lane % P.
+// each lane, elements n, n + 1, ... of its part, n = lane - lane % P. A lane gives its neighbour at
+// distance N half of the 2 N elements that it has, and adds what it gets to the half that it keeps.
 template <int P> static __device__ inline void rows_reduce(float (&x)[COLS])
 {
-    rows_halve<16>(x);
-    rows_halve<8>(x);
-    rows_halve<4>(x);
-    if constexpr (P <= 2)
-        rows_halve<2>(x);
-    if constexpr (P == 1)
-        rows_halve<1>(x);
+#pragma unroll
+    for (int N = COLS / 2; N >= P; N /= 2) {
+        const bool upper = threadIdx.x & N;
+#pragma unroll
+        for (int n = 0; n < COLS / 2; n++)
+            if (n < N) {
+                const float low = x[n], high = x[n + N];
+                x[n] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, N);
+            }
+    }
 }
 
 // recurrent_backward_kernel: see delta_backward. S and its gradient G go back a position at a time;
@@ -229,8 +207,12 @@ recurrent_backward_kernel(floatX *dqkv, float *dbeta, float *dinitial, const flo
     const size_t at0 = (size_t)(blockIdx.x / NH) * T, head = (size_t)blockIdx.x * HS * HS;
     const float scale = rsqrtf((float)HS);
     float S[COLS], G[COLS], dq[COLS], dk[COLS];
-    state_load<P>(S, final + head, HS);
-    state_load<P>(G, dfinal ? dfinal + head : NULL, HS);
+#pragma unroll
+    for (int n = 0; n < COLS; n++) {
+        const int i = place_in_state<P>(n, HS);
+        S[n] = i < 0 ? 0 : final[head + i];
+        G[n] = i < 0 || !dfinal ? 0 : dfinal[head + i];
+    }
     Position next = position_fetch(qkv, beta, u, dout, at0 + T - 1, h, row, NH, HS);
     for (int t = T - 1; t >= 0; t--) {
         const Position p = next;
@@ -299,18 +281,19 @@ recurrent_backward_kernel(floatX *dqkv, float *dbeta, float *dinitial, const flo
         if (x == 0)
             dbeta[at * NH + h] = dbeta_x;
     }
-    state_store<P>(dinitial ? dinitial + head : NULL, G, HS);
+#pragma unroll
+    for (int n = 0; n < COLS; n++)
+        if (dinitial && place_in_state<P>(n, HS) >= 0)
+            dinitial[head + place_in_state<P>(n, HS)] = G[n];
 }
 
 #ifdef PRECISION_BF16
-// ---- 64 tokens at a time on tensor cores, heads of 8, 16, ..., 128 channels
-//
+// ---- 64 tokens at a time on tensor cores, heads of 8, 16, ..., 128 channels.
 // A kernel over all chunks makes M and P. S, or D on the way back, runs through the chunks of a
 // head in registers: what S does to a row of values it does without the others, so a warp has 16
 // rows of S for good, 16 columns of V, E, N and O, and works on the transposes: E^T = V^T - S K^T,
 // N^T = E^T M^T, O^T = s (S Q^T + N^T P^T), S += N^T K: what one product leaves in registers is the
 // left operand of the next. A last kernel over all chunks makes dq, dk and dbeta.
-//
 // A, M by substitution, S and D are fp32. What S and D are made of, M, E, N, dN and dV, enters
 // those products as the sum of two bf16 numbers, all else as one. For repeated keys and beta near 2
 // rounding M costs a tenth of the output; N and dV rounded, an error that grows as sqrt(T).
@@ -318,7 +301,6 @@ recurrent_backward_kernel(floatX *dqkv, float *dbeta, float *dinitial, const flo
 // Elements between rows of a 64x64 tile in shared memory, and of the tile; of `pairs` a chunk;
 // between rows of the fp32 arrays of chunk_pairs_kernel: A by columns, M / beta by rows.
 enum { LDC = CS + 8, TILE = CS * LDC, PAIRS = 3 * CS * CS, LDA = CS + 4, LDM = CS + 16 };
-enum { CHUNK_THREADS = 128 };
 #define BETA_LEAST 9.094947e-13f // 2^-40 in the place of 0: moves nothing and can be divided by
 
 // Shared memory, elements of bf16 or bytes. ROWS: a tile of 64 rows. chunk_pairs_kernel: two tiles
@@ -331,10 +313,10 @@ template <int WIDTH> struct Space {
     enum { S_AT = 3 * ROWS + LAST, GRADS_BYTES = 2 * (S_AT + WIDTH * (WIDTH + 8)) };
 };
 
-// unpack2: the two numbers of pack2.
-static __device__ inline float2 unpack2(uint32_t x)
+// unpack: number i of the two of pack2.
+static __device__ inline float unpack(uint32_t x, int i)
 {
-    return __bfloat1622float2(*(const __nv_bfloat162 *)&x);
+    return (float)((const floatX *)&x)[i];
 }
 
 // transpose: of an 8x8 matrix of bf16, columns 2t, 2t+1 of row g in lane 4g + t.
@@ -419,11 +401,8 @@ static __device__ inline void split_pack(uint4 hi[4], uint4 lo[4], const float c
         hi[k] = accumulator_pack(&c[2 * k]);
         const uint32_t x[] = {hi[k].x, hi[k].y, hi[k].z, hi[k].w};
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float2 v = unpack2(x[i]);
-            rest[i / 2][i % 2 * 2] = c[2 * k + i / 2][i % 2 * 2] - v.x;
-            rest[i / 2][i % 2 * 2 + 1] = c[2 * k + i / 2][i % 2 * 2 + 1] - v.y;
-        }
+        for (int i = 0; i < 8; i++)
+            rest[i / 4][i % 4] = c[2 * k + i / 4][i % 4] - unpack(x[i / 2], i % 2);
         lo[k] = accumulator_pack(rest);
     }
 }
@@ -435,44 +414,45 @@ static __device__ inline void mma16(float c[2][4], uint4 a, uint4 b)
     mma(c[1], a, b.z, b.w);
 }
 
-// left_rows: 16 rows of a tile of HS columns, at row_at, as left operands.
-template <int HS> static __device__ inline void left_rows(uint4 a[HS / 16], const floatX *tile)
-{
-#pragma unroll
-    for (int k = 0; k < HS / 16; k++)
-        a[k] = ldmatrix<0>(tile + 16 * k);
-}
+// 16 rows of a tile, at row_at, as left operands, which are loaded where they are needed.
+struct Rows {
+    const floatX *tile;
+    __device__ uint4 operator[](int k) const { return ldmatrix<0>(tile + 16 * k); }
+};
 
 // add_dots: c (16 x 64) += a (16 x HS) times the transpose of a tile of 64 rows, at column_at; of
-// its blocks of 16 rows 0 .. last.
-template <int HS>
-static __device__ inline void add_dots(float c[8][4], const uint4 a[HS / 16], const floatX *tile,
-                                       int last)
+// its blocks of 16 rows 0 .. last. A: uint4 [HS / 16], or Rows.
+template <int HS, typename A>
+static __device__ inline void add_dots(float c[8][4], A a, const floatX *tile, int last)
 {
 #pragma unroll
-    for (int k = 0; k < HS / 16; k++)
+    for (int k = 0; k < HS / 16; k++) {
+        const uint4 left = a[k];
 #pragma unroll
         for (int n = 0; n < 4; n++)
             if (n <= last)
-                mma16(&c[2 * n], a[k], ldmatrix<0>(tile + 16 * n * (HS + 8) + 16 * k));
+                mma16(&c[2 * n], left, ldmatrix<0>(tile + 16 * n * (HS + 8) + 16 * k));
+    }
 }
 
 // add_product: c (16 x HS) += a (16 x ROWS) times a tile of ROWS rows, at row_at; of a only the
 // blocks of 16 columns first .. last. lo: a + lo for a, unless NULL.
-template <int HS, int ROWS>
-static __device__ inline void add_product(float c[HS / 8][4], const uint4 a[ROWS / 16],
-                                          const uint4 *lo, const floatX *tile, int first, int last)
+template <int HS, int ROWS, typename A>
+static __device__ inline void add_product(float c[HS / 8][4], A a, const uint4 *lo,
+                                          const floatX *tile, int first, int last)
 {
 #pragma unroll
     for (int k = 0; k < ROWS / 16; k++)
-        if (first <= k && k <= last)
+        if (first <= k && k <= last) {
+            const uint4 left = a[k];
 #pragma unroll
             for (int n = 0; n < HS / 16; n++) {
                 const uint4 b = ldmatrix<1>(tile + 16 * k * (HS + 8) + 16 * n);
-                mma16(&c[2 * n], a[k], b);
+                mma16(&c[2 * n], left, b);
                 if (lo)
                     mma16(&c[2 * n], lo[k], b);
             }
+        }
 }
 
 // add_by_lower: c (16 x 64) += a L for a lower triangular L (64 x 64), at row_at; TRANS: a L^T, L
@@ -493,14 +473,6 @@ static __device__ inline void add_by_lower(float c[8][4], const uint4 a[4], cons
                 mma16(&c[2 * n], a[k], ldmatrix<!TRANS>(at + TILE));
             }
         }
-}
-
-// scale_all: c (16 x 8N) *= factor.
-template <int N> static __device__ inline void scale_all(float c[N][4], float factor)
-{
-#pragma unroll
-    for (int i = 0; i < 4 * N; i++)
-        c[i / 4][i % 4] *= factor;
 }
 
 // subtract: x_i -= a_i y for i = first .. 15; a: shared memory, at a multiple of 16 bytes.
@@ -561,7 +533,6 @@ chunk_pairs_kernel(floatX *pairs, const floatX *qkv, const float *beta, int T, i
     const int t0 = blockIdx.x % chunks * CS, rows = T - t0;
     const size_t token = (size_t)(blockIdx.x / chunks / NH) * T + t0, at = token * 3 * C + h * HS;
     float a[8][4] = {}, p[8][4] = {};
-    uint4 own[WIDTH / 16];
     tile_fetch<CS, WIDTH, CHUNK_THREADS>(ks, qkv + at + C, 3 * C, rows, HS);
     tile_fetch<CS, WIDTH, CHUNK_THREADS>(qs, qkv + at, 3 * C, rows, HS);
     for (int i = threadIdx.x; i < CS; i += CHUNK_THREADS)
@@ -569,10 +540,9 @@ chunk_pairs_kernel(floatX *pairs, const floatX *qkv, const float *beta, int T, i
     pairs += (size_t)blockIdx.x * PAIRS;
     copy_wait();
     __syncthreads();
-    left_rows<WIDTH>(own, ks + 16 * warp * LD + row_at(lane, LD));
-    add_dots<WIDTH>(a, own, ks + column_at(lane, LD), warp);
-    left_rows<WIDTH>(own, qs + 16 * warp * LD + row_at(lane, LD));
-    add_dots<WIDTH>(p, own, ks + column_at(lane, LD), warp);
+    const int own = 16 * warp * LD + row_at(lane, LD);
+    add_dots<WIDTH>(a, Rows{ks + own}, ks + column_at(lane, LD), warp);
+    add_dots<WIDTH>(p, Rows{qs + own}, ks + column_at(lane, LD), warp);
     __syncthreads(); // tiles have been read: Tm may stand there
 #pragma unroll
     for (int i = 0; i < 32; i++) {
@@ -618,8 +588,7 @@ chunk_walk_kernel(floatX *out, floatX *u, floatX *states, float *last, const flo
 #pragma unroll
     for (int i = 0; i < WIDTH / 2; i++) {
         const int r = row + lane / 4 + i % 4 / 2 * 8, c = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        const bool inside = first && r < HS && c < HS;
-        S[i / 4][i % 4] = inside ? first[state + r * HS + c] * (1 / factor) : 0;
+        S[i / 4][i % 4] = first && r < HS && c < HS ? first[state + r * HS + c] / factor : 0;
     }
     fetch(0);
     for (int i = 0; i < chunks; i++) {
@@ -652,7 +621,9 @@ chunk_walk_kernel(floatX *out, floatX *u, floatX *states, float *last, const flo
             split_pack(hi, lo, y);
             add_by_lower<0>(z, hi, lo, ms + row_at(lane, LDC));
             columns_store(out + at * out_pitch + channel + row, z, s, out_pitch, rows, HS - row);
-            scale_all<8>(z, -1);
+#pragma unroll
+            for (int k = 0; k < 32; k++)
+                z[k / 4][k % 4] = -z[k / 4][k % 4];
             split_pack(hi, lo, z);
         } else {
             float n[8][4] = {}; // N^T
@@ -661,13 +632,10 @@ chunk_walk_kernel(floatX *out, floatX *u, floatX *states, float *last, const flo
 #pragma unroll
             for (int k = 0; k < 4; k++) {
                 const uint4 v = ldmatrix<1>(xs + 16 * k * LDX + row_at(lane, LDX));
-                const uint32_t pairs_k[] = {v.x, v.z, v.y, v.w};
+                const uint32_t v_k[] = {v.x, v.z, v.y, v.w};
 #pragma unroll
-                for (int j = 0; j < 4; j++) {
-                    const float2 v_j = unpack2(pairs_k[j]);
-                    float *to = &y[2 * k + j / 2][j % 2 * 2];
-                    to[0] = v_j.x - to[0], to[1] = v_j.y - to[1];
-                }
+                for (int j = 0; j < 8; j++)
+                    y[2 * k + j / 4][j % 4] = unpack(v_k[j / 2], j % 2) - y[2 * k + j / 4][j % 4];
             }
             split_pack(hi, lo, y);
             add_by_lower<1>(n, hi, lo, ms + column_at(lane, LDC));
@@ -690,7 +658,7 @@ chunk_walk_kernel(floatX *out, floatX *u, floatX *states, float *last, const flo
 // chunk_grads_kernel: dq, dk and dbeta of a chunk, by a block; a warp has 16 rows of each. With X
 // and F made, q takes the place of dout, X and F that of dv, D' that of S.
 template <int WIDTH>
-static __global__ void __launch_bounds__(CHUNK_THREADS, 2)
+static __global__ void __launch_bounds__(CHUNK_THREADS, WIDTH > 64 ? 2 : WIDTH > 32 ? 3 : 4)
 chunk_grads_kernel(floatX *dqkv, float *dbeta, const floatX *dout, const floatX *u,
                    const floatX *states, const floatX *dstates, const floatX *qkv,
                    const float *beta, int T, int NH, int HS)
@@ -707,7 +675,7 @@ chunk_grads_kernel(floatX *dqkv, float *dbeta, const floatX *dout, const floatX 
     const int left = own * LD + row_at(lane, LD), right = row_at(lane, LD);
     const float s = rsqrtf((float)HS);
     float x[8][4] = {}, f[8][4] = {}, d[WIDTH / 8][4] = {}, e[WIDTH / 8][4] = {};
-    uint4 a[4], lo[4], l[WIDTH / 16];
+    uint4 a[4], lo[4];
     tile_fetch<CS, WIDTH, CHUNK_THREADS>(gs, dout + out_at, C, rows, HS);
     tile_fetch<CS, WIDTH, CHUNK_THREADS>(ns, u + out_at, C, rows, HS);
     tile_fetch<CS, WIDTH, CHUNK_THREADS>(vs, dqkv + at + 2 * C, 3 * C, rows, HS);
@@ -715,10 +683,8 @@ chunk_grads_kernel(floatX *dqkv, float *dbeta, const floatX *dout, const floatX 
     tile_fetch<WIDTH, WIDTH, CHUNK_THREADS>(ss, states + state * HS * HS, HS, HS, HS);
     copy_wait();
     __syncthreads();
-    left_rows<WIDTH>(l, vs + left);
-    add_dots<WIDTH>(f, l, ns + column_at(lane, LD), warp);
-    left_rows<WIDTH>(l, gs + left);
-    add_dots<WIDTH>(x, l, ns + column_at(lane, LD), warp);
+    add_dots<WIDTH>(f, Rows{vs + left}, ns + column_at(lane, LD), warp);
+    add_dots<WIDTH>(x, Rows{gs + left}, ns + column_at(lane, LD), warp);
 #pragma unroll
     for (int i = 0; i < 32; i++) {
         const int r = own + i % 4 / 2 * 8 + g, c = i / 4 * 8 + lane % 4 * 2 + i % 2;
@@ -730,12 +696,11 @@ chunk_grads_kernel(floatX *dqkv, float *dbeta, const floatX *dout, const floatX 
         x[i / 4][i % 4] = c <= r ? x[i / 4][i % 4] : 0;
         f[i / 4][i % 4] = c < r ? f[i / 4][i % 4] : 0;
     }
-    add_product<WIDTH, WIDTH>(d, l, NULL, ss + right, 0, WIDTH);
+    add_product<WIDTH, WIDTH>(d, Rows{gs + left}, NULL, ss + right, 0, WIDTH);
     split_pack(a, lo, x);
     add_product<WIDTH, CS>(d, a, NULL, ks + right, 0, warp);
     rows_store<WIDTH>(dqkv + at + (size_t)own * 3 * C, d, s, 3 * C, rows - own, HS);
-    left_rows<WIDTH>(l, vs + left);
-    add_product<WIDTH, WIDTH>(e, l, NULL, ss + right, 0, WIDTH);
+    add_product<WIDTH, WIDTH>(e, Rows{vs + left}, NULL, ss + right, 0, WIDTH);
     split_pack(a, lo, f);
     add_product<WIDTH, CS>(e, a, NULL, ks + right, 0, warp);
     __syncthreads(); // dout, dv and S have been read
@@ -756,13 +721,14 @@ chunk_grads_kernel(floatX *dqkv, float *dbeta, const floatX *dout, const floatX 
     for (int i = 0; i < 4; i++)
         a[i] = i >= warp ? ldmatrix<1>(fs + 16 * i * LDC + column) : uint4{};
     add_product<WIDTH, CS>(e, a, NULL, ks + right, warp, 3);
-    scale_all<WIDTH / 8>(e, -1);
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; i++)
+        e[i / 4][i % 4] = -e[i / 4][i % 4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
         a[i] = i >= warp ? ldmatrix<1>(xs + 16 * i * LDC + column) : uint4{};
     add_product<WIDTH, CS>(e, a, NULL, gs + right, warp, 3);
-    left_rows<WIDTH>(l, ns + left);
-    add_product<WIDTH, WIDTH>(e, l, NULL, ss + right, 0, WIDTH);
+    add_product<WIDTH, WIDTH>(e, Rows{ns + left}, NULL, ss + right, 0, WIDTH);
     rows_store<WIDTH>(dqkv + at + C + (size_t)own * 3 * C, e, 1, 3 * C, rows - own, HS);
 }
 
@@ -785,14 +751,6 @@ static void chunk_walk(floatX *out, floatX *u, floatX *states, float *last, cons
 #endif
 
 // ---- the launchers
-
-// delta_check: die over a head that is too large.
-static void delta_check(size_t HS)
-{
-    if (HS > HEAD_MOST)
-        die(EXIT_USAGE, "--heads: expected heads of at most %d channels, got %zu\n"
-            "hint: more --heads, or the CPU trainer, which takes any", HEAD_MOST, HS);
-}
 
 // delta_form: the form for heads of HS channels where --form asks for `form`. AUTO: by chunks, in
 // BF16 and where the GPU has the shared memory, from 64 channels on, where they are many times as
@@ -823,21 +781,21 @@ typedef struct {
 // delta_forward: out (B,T,C) = the delta rule of qkv (B,T,3C): q at 0, k at C, v at 2C, and head h
 // of NH at h HS in each, HS = C / NH; beta (B,T,NH), eigenvalues 1 - beta |k|^2:
 //   u_t = beta_t (v_t - S_{t-1} k_t),  S_t = S_{t-1} + u_t k_t^T,  out_t = S_t q_t / sqrt(HS)
-// S_0 = initial (B,NH,HS,HS), values by keys, NULL: zero; final (B,NH,HS,HS) = S_T (NULL: not asked
-// for), may alias initial; kept =. form: RECURRENT, or CHUNK if delta_form gives it, with |q|, |k|
-// <= 1 but for rounding, beta in [0,2] and floatX arrays that start on 16 bytes.
+// S_0 = initial (B,NH,HS,HS), values by keys, NULL: zero; final (B,NH,HS,HS) = S_T (CHUNK: unless
+// NULL), may alias initial; kept =. HS <= 128. form: RECURRENT, or CHUNK if delta_form gives it,
+// with |q|, |k| <= 1 but for rounding, beta in [0,2] and floatX arrays that start on 16 bytes.
 static void delta_forward(floatX *out, Kept kept, float *final, const floatX *qkv,
                           const float *beta, const float *initial, size_t B, size_t T, size_t C,
                           size_t NH, int form, cudaStream_t stream)
 {
     const size_t HS = C / NH;
-    delta_check(HS);
+    assert(HS <= HEAD_MOST);
 #ifdef PRECISION_BF16
+    const size_t chunks = B * NH * ((T + CS - 1) / CS);
     if (form == CHUNK) {
         WITH_HEAD(HS,
-            LAUNCH(chunk_pairs_kernel<WIDTH>, B * NH * ((T + CS - 1) / CS), CHUNK_THREADS,
-                   Space<WIDTH>::PAIRS_BYTES, stream, kept.pairs, qkv, beta, (int)T, (int)NH,
-                   (int)HS);
+            LAUNCH(chunk_pairs_kernel<WIDTH>, chunks, CHUNK_THREADS, Space<WIDTH>::PAIRS_BYTES,
+                   stream, kept.pairs, qkv, beta, (int)T, (int)NH, (int)HS);
             chunk_walk<WIDTH, WIDTH / 16, 0>(out, kept.N, kept.states, final, qkv + 2 * C, initial,
                                              qkv, kept.pairs, B, T, NH, HS, stream));
         return;
@@ -856,15 +814,16 @@ static void delta_backward(floatX *dqkv, float *dbeta, float *dinitial, floatX *
                            size_t NH, int form, cudaStream_t stream)
 {
     const size_t HS = C / NH;
-    delta_check(HS);
+    assert(HS <= HEAD_MOST);
 #ifdef PRECISION_BF16
+    const size_t chunks = B * NH * ((T + CS - 1) / CS);
     if (form == CHUNK) {
         WITH_HEAD(HS,
             chunk_walk<WIDTH, WIDTH / 16, 1>(dqkv + 2 * C, NULL, dstates, dinitial, dout, dfinal,
                                              qkv, kept.pairs, B, T, NH, HS, stream);
-            LAUNCH(chunk_grads_kernel<WIDTH>, B * NH * ((T + CS - 1) / CS), CHUNK_THREADS,
-                   Space<WIDTH>::GRADS_BYTES, stream, dqkv, dbeta, dout, kept.N, kept.states,
-                   dstates, qkv, beta, (int)T, (int)NH, (int)HS));
+            LAUNCH(chunk_grads_kernel<WIDTH>, chunks, CHUNK_THREADS, Space<WIDTH>::GRADS_BYTES,
+                   stream, dqkv, dbeta, dout, kept.N, kept.states, dstates, qkv, beta, (int)T,
+                   (int)NH, (int)HS));
         return;
     }
 #endif
@@ -899,8 +858,8 @@ static __device__ inline float silu(float x, float *slope)
     return x * p;
 }
 
-// ---- from a row p (3C and b) to q, k, v and beta: a head is K VEC channels in each of G lanes, a
-// power of two, and a warp has 32 / G heads of q, k and v
+// ---- from a row p (3C and b) to q, k, v and beta: a head is 4 channels in each of G lanes, a
+// power of two, side by side (VEC 4) or G apart (VEC 1); a warp has 32 / G heads of q, k and v
 
 // What these kernels are told. P: channels of a row of p: 3C, then b, then zeros; `first`: the head
 // of 3 NH that SiLU starts at; lanes: G. `parts` warps take a row, `strips` a sequence.
@@ -910,10 +869,10 @@ typedef struct {
     size_t parts, strips;
 } Shape;
 
-// Where a thread's channels are: its head of 3 NH; the first channel; how many of its K groups of
-// VEC, G VEC apart, lie in the head.
+// Where a thread's channels are: its head of 3 NH; the first channel; how many of its groups of
+// VEC, `lanes` VEC apart, lie in the head.
 typedef struct {
-    int head, channel, groups;
+    int head, channel, groups, lanes;
 } Place;
 
 // place_of: see Place; `part`: which heads the warp has.
@@ -922,48 +881,47 @@ template <int VEC> static __device__ inline Place place_of(Shape s, size_t part)
     const int lane = threadIdx.x % WARP, j = lane % s.lanes;
     const int head = (int)part * (WARP / s.lanes) + lane / s.lanes, left = s.HS - VEC * j;
     const int groups = (left + VEC * s.lanes - 1) / (VEC * s.lanes);
-    return {head, head * s.HS + VEC * j, head < 3 * s.NH && left > 0 ? groups : 0};
+    return {head, head * s.HS + VEC * j, head < 3 * s.NH && left > 0 ? groups : 0, s.lanes};
 }
 
 // channels_load: the thread's channels of a row, 0 where it has none and for NULL.
-template <int VEC, int K>
-static __device__ inline void channels_load(float (&to)[K * VEC], const floatX *__restrict__ row,
-                                            Place place, int lanes)
+template <int VEC>
+static __device__ inline void channels_load(float (&to)[EACH], const floatX *__restrict__ row,
+                                            Place place)
 {
 #pragma unroll
-    for (int k = 0; k < K; k++) {
+    for (int k = 0; k < EACH / VEC; k++) {
         Pack<floatX, VEC> v = {};
         if (row && k < place.groups)
-            v = *(const Pack<floatX, VEC> *)(row + place.channel + k * VEC * lanes);
+            v = *(const Pack<floatX, VEC> *)(row + place.channel + k * VEC * place.lanes);
         for (int i = 0; i < VEC; i++)
             to[k * VEC + i] = (float)v.v[i];
     }
 }
 
 // channels_store: row = the thread's channels.
-template <int VEC, int K>
-static __device__ inline void channels_store(floatX *row, const float (&x)[K * VEC], Place place,
-                                             int lanes)
+template <int VEC>
+static __device__ inline void channels_store(floatX *row, const float (&x)[EACH], Place place)
 {
 #pragma unroll
-    for (int k = 0; k < K; k++) {
+    for (int k = 0; k < EACH / VEC; k++) {
         Pack<floatX, VEC> v;
         for (int i = 0; i < VEC; i++)
             v.v[i] = (floatX)x[k * VEC + i];
         if (k < place.groups)
-            *(Pack<floatX, VEC> *)(row + place.channel + k * VEC * lanes) = v;
+            *(Pack<floatX, VEC> *)(row + place.channel + k * VEC * place.lanes) = v;
     }
 }
 
 // weights_load: the convolution's weights (3C,4) of the thread's channels; 1 for the row itself
 // where there is none.
-template <int VEC, int K>
-static __device__ inline void weights_load(float (&to)[WINDOW][K * VEC], const float *conv_w,
-                                           Place place, int lanes)
+template <int VEC>
+static __device__ inline void weights_load(float (&to)[WINDOW][EACH], const float *conv_w,
+                                           Place place)
 {
 #pragma unroll
-    for (int i = 0; i < K * VEC; i++) {
-        const int c = place.channel + i / VEC * VEC * lanes + i % VEC;
+    for (int i = 0; i < EACH; i++) {
+        const int c = place.channel + i / VEC * VEC * place.lanes + i % VEC;
         for (int w = 0; w < WINDOW; w++)
             to[w][i] = i / VEC >= place.groups ? 0 : conv_w ? conv_w[c * WINDOW + w]
                        : w == WINDOW - 1;
@@ -971,22 +929,22 @@ static __device__ inline void weights_load(float (&to)[WINDOW][K * VEC], const f
 }
 
 // shift: x[w] = x[w + 1]; the last stays.
-template <int E> static __device__ inline void shift(float (&x)[WINDOW][E])
+static __device__ inline void shift(float (&x)[WINDOW][EACH])
 {
 #pragma unroll
-    for (int i = 0; i < E; i++)
+    for (int i = 0; i < EACH; i++)
         for (int w = 0; w + 1 < WINDOW; w++)
             x[w][i] = x[w + 1][i];
 }
 
 // activate: a = SiLU, or nothing, of what the convolution makes of the window x; slope (NULL: not
 // asked for).
-template <int E>
-static __device__ inline void activate(float (&a)[E], float *slope, const float (&x)[WINDOW][E],
-                                       const float (&weight)[WINDOW][E], bool with_silu)
+static __device__ inline void activate(float (&a)[EACH], float *slope,
+                                       const float (&x)[WINDOW][EACH],
+                                       const float (&weight)[WINDOW][EACH], bool with_silu)
 {
 #pragma unroll
-    for (int i = 0; i < E; i++) {
+    for (int i = 0; i < EACH; i++) {
         float z = 0, s = 1;
         for (int w = 0; w < WINDOW; w++)
             z += weight[w][i] * x[w][i];
@@ -998,7 +956,7 @@ static __device__ inline void activate(float (&a)[E], float *slope, const float 
 
 // activate_forward_kernel: a warp takes STRIP positions and 32 / G heads, the window of p in
 // registers. See activate_forward.
-template <int VEC, int K>
+template <int VEC>
 static __global__ void activate_forward_kernel(floatX *__restrict__ qkv, float *__restrict__ beta,
                                                floatX *window, const floatX *__restrict__ p,
                                                const float *__restrict__ conv_w, Shape s,
@@ -1009,17 +967,17 @@ static __global__ void activate_forward_kernel(floatX *__restrict__ qkv, float *
     if (b >= B)
         return;
     const Place place = place_of<VEC>(s, task % s.parts);
-    float x[WINDOW][K * VEC], weight[WINDOW][K * VEC], a[K * VEC];
+    float x[WINDOW][EACH], weight[WINDOW][EACH], a[EACH];
     const int h = place.head - 2 * s.NH; // of v
     p += b * s.T * s.P;
     qkv += b * s.T * C3;
     beta += b * s.T * s.NH;
-    weights_load<VEC, K>(weight, conv_w, place, s.lanes);
+    weights_load<VEC>(weight, conv_w, place);
 #pragma unroll
     for (int w = 0; w < WINDOW - 1; w++) {
         const int t = t0 + w - (WINDOW - 1);
         const floatX *before = window ? window + (b * (WINDOW - 1) + w) * C3 : NULL;
-        channels_load<VEC, K>(x[w + 1], t < 0 ? before : p + (size_t)t * s.P, place, s.lanes);
+        channels_load<VEC>(x[w + 1], t < 0 ? before : p + (size_t)t * s.P, place);
     }
 #pragma unroll
     for (int i = 0; i < STRIP; i++) {
@@ -1027,56 +985,53 @@ static __global__ void activate_forward_kernel(floatX *__restrict__ qkv, float *
         const bool inside = t < s.T;
         float squares = 0;
         shift(x);
-        channels_load<VEC, K>(x[WINDOW - 1], inside ? p + (size_t)t * s.P : NULL, place, s.lanes);
+        channels_load<VEC>(x[WINDOW - 1], inside ? p + (size_t)t * s.P : NULL, place);
         activate(a, NULL, x, weight, place.head >= s.first);
 #pragma unroll
-        for (int j = 0; j < K * VEC; j++)
+        for (int j = 0; j < EACH; j++)
             squares += a[j] * a[j];
         squares = lanes_sum(squares, s.lanes);
         const float r = h < 0 ? rsqrtf(squares + RMS_EPS) : 1;
 #pragma unroll
-        for (int j = 0; j < K * VEC; j++)
+        for (int j = 0; j < EACH; j++)
             a[j] *= r;
         if (inside)
-            channels_store<VEC, K>(qkv + (size_t)t * C3, a, place, s.lanes);
+            channels_store<VEC>(qkv + (size_t)t * C3, a, place);
         if (inside && h >= 0 && h < s.NH && lane % s.lanes == 0)
             beta[(size_t)t * s.NH + h] = s.range * sigmoid((float)p[(size_t)t * s.P + C3 + h]);
         if (window && t == s.T - 1)
             for (int w = 0; w < WINDOW - 1; w++)
-                channels_store<VEC, K>(window + (b * (WINDOW - 1) + w) * C3, x[w + 1], place,
-                                       s.lanes);
+                channels_store<VEC>(window + (b * (WINDOW - 1) + w) * C3, x[w + 1], place);
     }
 }
 
 // activate_backward_kernel: a block takes 32 / G heads and every `slices`-th eight strips, a warp
 // each: dp =, and partial (slices,3C,4) = its sum for the weights. The gradient of a row is due
 // three rows later, so that strips overlap by three. See activate_backward.
-template <int VEC, int K>
-static __global__ void activate_backward_kernel(floatX *__restrict__ dp, float *partial,
-                                                const floatX *__restrict__ dqkv,
-                                                const float *__restrict__ dbeta,
-                                                const floatX *__restrict__ p,
-                                                const float *__restrict__ beta,
-                                                const float *__restrict__ conv_w, Shape s,
-                                                size_t B, size_t slices)
+template <int VEC>
+static __global__ void
+activate_backward_kernel(floatX *__restrict__ dp, float *partial, const floatX *__restrict__ dqkv,
+                         const float *__restrict__ dbeta, const floatX *__restrict__ p,
+                         const float *__restrict__ beta, const float *__restrict__ conv_w, Shape s,
+                         size_t B, size_t slices)
 {
-    enum { E = K * VEC };
-    __shared__ float sums[ROW_WARPS][WARP * E * WINDOW];
+    __shared__ float sums[ROW_WARPS][WARP * EACH * WINDOW];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, C3 = 3 * s.NH * s.HS;
     const int lag = conv_w ? WINDOW - 1 : 0;
     const size_t slice = blockIdx.x / s.parts, end = B * s.strips;
     const Place place = place_of<VEC>(s, blockIdx.x % s.parts);
     const int h = place.head - 2 * s.NH;
-    float x[WINDOW][E], dz[WINDOW][E], weight[WINDOW][E], dweight[WINDOW][E] = {}, a[E], slope[E];
-    weights_load<VEC, K>(weight, conv_w, place, s.lanes);
+    float x[WINDOW][EACH], dz[WINDOW][EACH], weight[WINDOW][EACH], dweight[WINDOW][EACH] = {};
+    float a[EACH], slope[EACH];
+    weights_load<VEC>(weight, conv_w, place);
     for (size_t strip = slice * ROW_WARPS + warp; strip < end; strip += slices * ROW_WARPS) {
         const int t0 = (int)(strip % s.strips) * STRIP;
         const size_t row0 = strip / s.strips * s.T;
 #pragma unroll
         for (int w = 0; w < WINDOW; w++) {
             const int t = t0 + w - WINDOW;
-            channels_load<VEC, K>(x[w], t < 0 ? NULL : p + (row0 + t) * s.P, place, s.lanes);
-            for (int i = 0; i < E; i++)
+            channels_load<VEC>(x[w], t < 0 ? NULL : p + (row0 + t) * s.P, place);
+            for (int i = 0; i < EACH; i++)
                 dz[w][i] = 0;
         }
 #pragma unroll 2
@@ -1086,13 +1041,11 @@ static __global__ void activate_backward_kernel(floatX *__restrict__ dp, float *
             float squares = 0, dot = 0;
             shift(x);
             shift(dz);
-            channels_load<VEC, K>(x[WINDOW - 1], inside ? p + (row0 + t) * s.P : NULL, place,
-                                  s.lanes);
-            channels_load<VEC, K>(dz[WINDOW - 1], inside ? dqkv + (row0 + t) * C3 : NULL, place,
-                                  s.lanes);
+            channels_load<VEC>(x[WINDOW - 1], inside ? p + (row0 + t) * s.P : NULL, place);
+            channels_load<VEC>(dz[WINDOW - 1], inside ? dqkv + (row0 + t) * C3 : NULL, place);
             activate(a, slope, x, weight, place.head >= s.first);
 #pragma unroll
-            for (int i = 0; i < E; i++) {
+            for (int i = 0; i < EACH; i++) {
                 squares += a[i] * a[i];
                 dot += a[i] * dz[WINDOW - 1][i];
             }
@@ -1100,7 +1053,7 @@ static __global__ void activate_backward_kernel(floatX *__restrict__ dp, float *
             dot = lanes_sum(dot, s.lanes);
             const float r = h < 0 ? rsqrtf(squares + RMS_EPS) : 1, sum = h < 0 ? r * r * dot : 0;
 #pragma unroll
-            for (int i = 0; i < E; i++) {
+            for (int i = 0; i < EACH; i++) {
                 dz[WINDOW - 1][i] = r * (dz[WINDOW - 1][i] - a[i] * sum) * slope[i];
                 a[i] = lag ? 0 : dz[WINDOW - 1][i]; // from here on: the gradient that is due
                 for (int w = 0; w < WINDOW && lag; w++) {
@@ -1109,7 +1062,7 @@ static __global__ void activate_backward_kernel(floatX *__restrict__ dp, float *
                 }
             }
             if (due >= t0 && due < min(t0 + STRIP, s.T))
-                channels_store<VEC, K>(dp + (row0 + due) * s.P, a, place, s.lanes);
+                channels_store<VEC>(dp + (row0 + due) * s.P, a, place);
             const size_t row = row0 + t;
             for (int i = h; own && h >= 0 && i < s.P - C3 && lane % s.lanes == 0; i += s.NH) {
                 const float y = i < s.NH ? beta[row * s.NH + h] : 0; // beyond b: 0
@@ -1120,20 +1073,20 @@ static __global__ void activate_backward_kernel(floatX *__restrict__ dp, float *
     }
     if (!lag)
         return;
-    for (int i = 0; i < E * WINDOW; i++)
-        sums[warp][lane * E * WINDOW + i] = dweight[i % WINDOW][i / WINDOW];
+    for (int i = 0; i < EACH * WINDOW; i++)
+        sums[warp][lane * EACH * WINDOW + i] = dweight[i % WINDOW][i / WINDOW];
     __syncthreads();
-    for (int j = warp; j < E * WINDOW; j += ROW_WARPS) {
+    for (int j = warp; j < EACH * WINDOW; j += ROW_WARPS) {
         const int e = j / WINDOW, c = place.channel + e / VEC * VEC * s.lanes + e % VEC;
         float sum = 0;
         for (int w = 0; w < ROW_WARPS; w++)
-            sum += sums[w][lane * E * WINDOW + j];
+            sum += sums[w][lane * EACH * WINDOW + j];
         if (e / VEC < place.groups)
             partial[(slice * C3 + c) * WINDOW + j % WINDOW] = sum;
     }
 }
 
-// shape_of: see Shape; VEC is 4, K 1 where that divides a head, else VEC 1, K 4.
+// shape_of: see Shape; VEC is 4 where that divides a head, else 1.
 static Shape shape_of(size_t T, size_t C, size_t NH, size_t P, size_t first, float range)
 {
     const size_t HS = C / NH, vec = HS % 4 == 0 ? 4 : 1;
@@ -1157,10 +1110,10 @@ static void activate_forward(floatX *qkv, float *beta, floatX *window, const flo
     const Shape s = shape_of(T, C, NH, P, first, range);
     const size_t grid = (B * s.strips * s.parts + ROW_WARPS - 1) / ROW_WARPS;
     if (s.vec == 4)
-        LAUNCH((activate_forward_kernel<4, 1>), grid, ROW_WARPS * WARP, 0, stream, qkv, beta,
+        LAUNCH(activate_forward_kernel<4>, grid, ROW_WARPS * WARP, 0, stream, qkv, beta,
                window, p, conv_w, s, B);
     else
-        LAUNCH((activate_forward_kernel<1, 4>), grid, ROW_WARPS * WARP, 0, stream, qkv, beta,
+        LAUNCH(activate_forward_kernel<1>, grid, ROW_WARPS * WARP, 0, stream, qkv, beta,
                window, p, conv_w, s, B);
 }
 
@@ -1176,10 +1129,10 @@ static void activate_backward(floatX *dp, float *dconv_w, float *partial, const 
     const size_t warps = (B * s.strips + ROW_WARPS - 1) / ROW_WARPS, n = 3 * C * WINDOW;
     const size_t slices = warps < CONV_SLICES ? warps : CONV_SLICES;
     if (s.vec == 4)
-        LAUNCH((activate_backward_kernel<4, 1>), s.parts * slices, ROW_WARPS * WARP, 0, stream, dp,
+        LAUNCH(activate_backward_kernel<4>, s.parts * slices, ROW_WARPS * WARP, 0, stream, dp,
                partial, dqkv, dbeta, p, beta, conv_w, s, B, slices);
     else
-        LAUNCH((activate_backward_kernel<1, 4>), s.parts * slices, ROW_WARPS * WARP, 0, stream, dp,
+        LAUNCH(activate_backward_kernel<1>, s.parts * slices, ROW_WARPS * WARP, 0, stream, dp,
                partial, dqkv, dbeta, p, beta, conv_w, s, B, slices);
     if (conv_w)
         LAUNCH(slices_sum_kernel, (n + ROW_WARPS * WARP - 1) / (ROW_WARPS * WARP), ROW_WARPS * WARP,
@@ -1221,11 +1174,10 @@ static void rmsnorm_forward(floatX *out, const X *x, const float *weight, size_t
 // rmsnorm_backward_kernel: a block takes K rows, a warp every eighth: dx, and partial (slices,C) =
 // the block's sum of dout x r. With d = dout weight: dx += (first: =) r (d - x r^2 mean(d x)).
 template <typename X>
-static __global__ void rmsnorm_backward_kernel(floatX *__restrict__ dx, float *partial,
-                                               const floatX *__restrict__ dout,
-                                               const X *__restrict__ x,
-                                               const float *__restrict__ weight, size_t N,
-                                               size_t K, int C, int first)
+static __global__ void
+rmsnorm_backward_kernel(floatX *__restrict__ dx, float *partial, const floatX *__restrict__ dout,
+                        const X *__restrict__ x, const float *__restrict__ weight, size_t N,
+                        size_t K, int C, int first)
 {
     extern __shared__ float factor[]; // (K): r of each row
     __shared__ float sums[ROW_WARPS][WARP];
@@ -1324,12 +1276,11 @@ static void swiglu_backward(floatX *dgu, const floatX *dout, const floatX *gu, s
                             cudaStream_t stream)
 {
     const size_t n = N * H, each = ROW_WARPS * WARP * (H % EACH ? 1 : EACH);
+    const size_t grid = (n + each - 1) / each;
     if (H % EACH)
-        LAUNCH(swiglu_kernel<1>, (n + each - 1) / each, ROW_WARPS * WARP, 0, stream, dgu, dout, gu,
-               n, H);
+        LAUNCH(swiglu_kernel<1>, grid, ROW_WARPS * WARP, 0, stream, dgu, dout, gu, n, H);
     else
-        LAUNCH(swiglu_kernel<EACH>, (n + each - 1) / each, ROW_WARPS * WARP, 0, stream, dgu, dout,
-               gu, n, H);
+        LAUNCH(swiglu_kernel<EACH>, grid, ROW_WARPS * WARP, 0, stream, dgu, dout, gu, n, H);
 }
 
 // swiglu_forward: out (N,H) = SiLU(g) y, g and y the halves of a row of gu (N,2H).
@@ -2053,7 +2004,7 @@ static void model_plan(Model *m, const Config *config)
         SPACED("p", floatX, P, 0, Acts, p, L, B, T, 3 * C),
         SPACED("b", floatX, P, 3 * C, Acts, b, L, B, T, NH),
         DEVICE("qkv", floatX, Acts, qkv, L, B, T, 3 * C),
-        DEVICE("beta", float, Acts, beta, L, B, T, NH),
+        DEVICE("beta", float, Acts, beta, L, B, T, NH), // of u only one exists
         DEVICE("u", float, Acts, kept.u, by_token, B, T, C),
         DEVICE("S", float, Acts, S, by_token, B, NH, HS * HS),
         DEVICE("u", floatX, Acts, kept.N, by_chunk, B, T, C),
@@ -2645,7 +2596,10 @@ static void config_check(const Config *c)
         die(EXIT_USAGE, "--channels %d: expected a multiple of --heads %d: every head has as many "
             "channels\nhint: --heads %d --channels %d", c->channels, c->heads, c->heads,
             (c->channels / c->heads + 1) * c->heads);
-    delta_check((size_t)(c->channels / c->heads));
+    if (c->channels / c->heads > HEAD_MOST)
+        die(EXIT_USAGE, "--heads: expected heads of at most %d channels, got %d\n"
+            "hint: more --heads; ./train_deltanet, on the CPU, takes any", HEAD_MOST,
+            c->channels / c->heads);
 }
 
 static Config config;

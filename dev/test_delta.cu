@@ -1,7 +1,7 @@
-// test_delta.cu: what a dump cannot show of train_deltanet.cu's delta rule, by tokens and by chunks:
+// test_delta.cu: what a dump cannot show of train_deltanet.cu's delta rule, by tokens or by chunks:
 // states that come in and go out with their gradients, beta of exactly 0 and 2, keys of zero, equal
-// keys; held against the chunks of dev/delta/delta_chunk.h in double. dev/test_cuda.sh builds it with -DTESTING, and
-// dev/emulate/test.sh with TRAINER as well: the trainer as prepare.py wrote it.
+// keys; held against the chunks of dev/delta/delta_chunk.h in double. dev/test_cuda.sh builds it
+// with -DTESTING, and dev/emulate/test.sh with TRAINER as well: the trainer as prepare.py wrote it.
 #ifndef TRAINER
 #define TRAINER "../train_deltanet.cu"
 #endif
@@ -144,9 +144,8 @@ static void agrees(const Case *c, const char *what, Array *got, const double *re
 {
     array_down(got);
     const Comparison e = compare(got->host, 8, ref, 8, got->n, bound, 0);
-    CHECK(e.ok, "%s B=%zu T=%zu NH=%zu HS=%zu, keys %d, betas %d: %s: relative error %.3g, bound %g",
-          c->form == CHUNK ? "chunk" : "recurrent", c->B, c->T, c->NH, c->HS, c->keys, c->betas,
-          what, e.rel_l2, bound);
+    CHECK(e.ok, "form %d B=%zu T=%zu NH=%zu HS=%zu, keys %d, betas %d: %s: relative error %.3g, "
+          "bound %g", c->form, c->B, c->T, c->NH, c->HS, c->keys, c->betas, what, e.rel_l2, bound);
 }
 
 // test_case: forward and backward of one case, from a state to a state. By chunks, keys that repeat

@@ -658,7 +658,7 @@ chunk_walk_kernel(floatX *out, floatX *u, floatX *states, float *last, const flo
 // chunk_grads_kernel: dq, dk and dbeta of a chunk, by a block; a warp has 16 rows of each. With X
 // and F made, q takes the place of dout, X and F that of dv, D' that of S.
 template <int WIDTH>
-static __global__ void __launch_bounds__(CHUNK_THREADS, WIDTH > 64 ? 2 : WIDTH > 32 ? 3 : 4)
+static __global__ void __launch_bounds__(CHUNK_THREADS, WIDTH > 64 ? 2 : 3)
 chunk_grads_kernel(floatX *dqkv, float *dbeta, const floatX *dout, const floatX *u,
                    const floatX *states, const floatX *dstates, const floatX *qkv,
                    const float *beta, int T, int NH, int HS)

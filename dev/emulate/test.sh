@@ -344,8 +344,8 @@ chunk_checks() {
     local t hs
     local -x PRECISIONS=bf16 FORM=chunk
     for hs in 8 16 32 40 64 72 128; do
-        background agree "chunk HS=$hs" --task text --text README.md --context 70 --layers 2 \
-            --channels $((hs < 32 ? 64 : 2 * hs)) --heads $((hs < 32 ? 64 / hs : 2))
+        background agree "chunk HS=$hs" --task text --text README.md --context 70 --heads 2 \
+            --channels $((2 * hs)) --layers $((hs < 16 ? 1 : 2))
     done
     for t in 3 63 64 65 130 255; do
         background agree "chunk T=$t B=1" --task text --text README.md --context $t --batch-size 1 \

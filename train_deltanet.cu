@@ -765,8 +765,8 @@ static int delta_form(size_t HS, int form)
     const int takes = HS % 8 == 0 && need <= most;
     if (form == CHUNK && !takes)
         die(EXIT_USAGE, "--form chunk: heads of %zu channels in " PRECISION_NAME "; expected a "
-            "multiple of 8, in BF16, on a GPU with %d bytes of shared memory a block, here %d\n"
-            "hint: --form auto", HS, need, most);
+            "multiple of 8, in BF16, on a GPU with the shared memory of sm_80 or sm_90\n"
+            "hint: --form auto", HS);
     return form != AUTO ? form : takes && HS >= 64 ? CHUNK : RECURRENT;
 }
 

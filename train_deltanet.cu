@@ -6,25 +6,34 @@
 //   x += W_proj norm_head(o);  x += W_down (SiLU(g) y),  g, y = W_gu norm(x)      r = norm(x)
 //   norm is RMSNorm, eps 1e-6                                        [arXiv 2406.06484, 2411.12537]
 //
-// The recurrence is in fp32 whatever the type of q, k and v, with S in registers: a thread has 32
-// columns of a row, so that a head of 32 is one warp. A row needs no other row in the forward pass;
-// in the backward the gradients of q and k are sums over rows, made by exchanging halves until each
-// lane has columns of its own. The forward keeps u = beta e in fp32, and the backward walks from
+// Token by token all is fp32 but q, k and v. A thread has 32 columns of a row of S in registers, so
+// that a head of 32 is one warp. A row needs no other row in the forward pass; in the backward the
+// gradients of q and k are sums over rows. The forward keeps u = beta e; the backward walks from
 // S_T to S_0: S_{t-1} = S_t - u_t k_t^T inverts nothing and amplifies no error.
 //
+// By chunks of 64 (BF16, mma.sync), rows Q, K, V, O of a chunk and their gradients, b = diag(beta),
+// s = 1 / sqrt(HS), S, D before and S', D' after it, D the gradient of S [2406.06484, WY form]:
+//   A = strictly lower (b K K^T),  M = (I + A)^-1 b,  P = lower (Q K^T) with its diagonal
+//   E = V - K S^T,  N = M E,  O = s (Q S^T + P N),  S' = S + N^T K        row i of N is u_i
+//   dN = s P^T dO + K D'^T,  dV = M^T dN,  D = D' + s dO^T Q - dV^T K
+//   X = s lower (dO N^T),  F = strictly lower (dV N^T),  dbeta_i = dV_i . N_i / beta_i^2
+//   dQ = X K + s dO S,     dK = X^T Q + N D' - dV S - (F + F^T) K
+// The paper's W = M K and U = M V are never made: nothing to store, and N is no difference of two
+// rounded numbers. Nor needs the gradient an inverse: of (I + A) N = b E, that of k_i . k_j, j < i,
+// is - dV_i . N_j.
+//
 // nvcc -DPRECISION_BF16 (train_deltanet_gpu): weights and activations in bf16, through the typedef
-// floatX; fp32: master weights, the residual stream, which is kept of every block, beta, u, S and
-// all sums. Keys are normalized in fp32 and then rounded: |k|^2 is 1 up to 4e-4. The gradient of
-// the residual stream is in bf16. Without it (train_deltanet_gpu_fp32) all is fp32, no TF32.
+// floatX; fp32: master weights, the residual stream, which is kept of every block, beta and all
+// sums. Keys are normalized in fp32 and then rounded: |k|^2 is 1 up to 4e-4. The gradient of the
+// residual stream is in bf16. Without it (train_deltanet_gpu_fp32) all is fp32, no TF32.
 //
 // A step is one CUDA graph without a host in it: the host makes the next batch meanwhile, and reads
 // loss, norm and predictions of the step before. Only --accumulate N waits between its batches. No
-// float is added atomically: same bits every time. What is one pass over memory is one kernel:
-// convolution, SiLU, length of q and k, and beta; and the same backward, which computes again what
-// stands between. The residual is added in the epilogue of the matrix product before it. W_qkv and
-// W_b are one matrix there.
+// float is added atomically: same bits every time. One pass over memory is one kernel: convolution,
+// SiLU, length of q and k, beta; and the same backward, which computes again what stands between.
+// Residuals are added in the epilogue of a matrix product, for which W_qkv and W_b are one matrix.
 //
-// Sections: [mix] the recurrence; [block] convolution, norms, SwiGLU;
+// Sections: [mix] the delta rule; [block] convolution, norms, SwiGLU;
 // [layers] matrix product, embedding, cross-entropy; [optimizer] AdamW; [model]; [train]; [main].
 //
 // Figures (dev/figures/; README.md has what was measured):
@@ -37,26 +46,23 @@
 #pragma nv_diag_suppress 177    // [layers] has more than this model needs
 
 // ------------------------------------------------------------------------------------------------
-// [mix] The delta rule: a matrix S for each head, one token at a time.
+// [mix] The delta rule: a matrix S for each head, by tokens or by chunks of them.
 
 #define ARCHITECTURE "deltanet"
 enum { NONNEG, SIGNED }; // the largest beta is 1, 2
 enum { AUTO, RECURRENT, CHUNK };
+enum { CS = 64, CHUNK_THREADS = 128 }; // tokens of a chunk; threads that take one
 
 // ---- token by token: a block a head, P threads a row of S, with 32 columns each in registers
 
-// COLS P: the width of S, HS rounded up; a block has as many rows as 512 threads hold, and takes
-// those of a head of more than 128 channels one group after the other.
-enum { COLS = 32, HEAD_MOST = 8 * COLS };
-#define ROW_THREADS(P) (COLS * (P) * (P) < 512 ? COLS * (P) * (P) : 512)
+enum { COLS = 32, HEAD_MOST = 4 * COLS };
 
-// WITH_HEAD: the statement with P as a constant, for a head of HS <= 256.
+// WITH_HEAD: the statement with P as a constant, and WIDTH = 32 P, the width of S: HS rounded up.
 #define WITH_HEAD(HS, ...) \
     do { \
-        if ((HS) <= COLS) { enum { P = 1 }; __VA_ARGS__; } \
-        else if ((HS) <= 2 * COLS) { enum { P = 2 }; __VA_ARGS__; } \
-        else if ((HS) <= 4 * COLS) { enum { P = 4 }; __VA_ARGS__; } \
-        else { enum { P = 8 }; __VA_ARGS__; } \
+        if ((HS) <= COLS) { enum { P = 1, WIDTH = COLS }; __VA_ARGS__; } \
+        else if ((HS) <= 2 * COLS) { enum { P = 2, WIDTH = 2 * COLS }; __VA_ARGS__; } \
+        else { enum { P = 4, WIDTH = 4 * COLS }; __VA_ARGS__; } \
     } while (0)
 
 // column_of: which column of S the thread's element n is. Neighbours take turns by four, so that
@@ -66,34 +72,19 @@ template <int P> static __device__ inline int column_of(int n)
     return (n / 4 * P + threadIdx.x % P) * 4 + n % 4;
 }
 
-// row_sum: sum of x over the P threads of a row, to all of them.
-template <int P> static __device__ inline float row_sum(float x)
+// lanes_sum: sum of x over `lanes` neighbours, a power of two, to all of them.
+static __device__ inline float lanes_sum(float x, int lanes)
 {
-#pragma unroll
-    for (int i = P / 2; i > 0; i /= 2)
+    for (int i = lanes / 2; i > 0; i /= 2)
         x += __shfl_xor_sync(~0u, x, i);
     return x;
 }
 
-// state_load: the thread's part of S (HS,HS), 0 beyond the head and for NULL.
-template <int P>
-static __device__ inline void state_load(float (&S)[COLS], const float *from, int row, int HS)
+// place_in_state: of the thread's element n in S (HS,HS); -1: beyond the head.
+template <int P> static __device__ inline int place_in_state(int n, int HS)
 {
-#pragma unroll
-    for (int n = 0; n < COLS; n++) {
-        const int column = column_of<P>(n);
-        S[n] = from && row < HS && column < HS ? from[(size_t)row * HS + column] : 0;
-    }
-}
-
-// state_store: see state_load.
-template <int P>
-static __device__ inline void state_store(float *to, const float (&S)[COLS], int row, int HS)
-{
-#pragma unroll
-    for (int n = 0; n < COLS; n++)
-        if (row < HS && column_of<P>(n) < HS)
-            to[(size_t)row * HS + column_of<P>(n)] = S[n];
+    const int row = threadIdx.x / P, column = column_of<P>(n);
+    return row < HS && column < HS ? row * HS + column : -1;
 }
 
 // What a thread needs of a position: k and q at its column x = threadIdx.x, the others at its row;
@@ -103,11 +94,10 @@ typedef struct {
 } Position;
 
 // position_fetch: position `at` (b T + t) of head h; u and dout NULL: not needed.
-static __device__ inline Position position_fetch(const floatX *__restrict__ qkv,
-                                                 const float *__restrict__ beta,
-                                                 const float *__restrict__ u,
-                                                 const floatX *__restrict__ dout, size_t at, int h,
-                                                 int row, int NH, int HS)
+static __device__ inline Position
+position_fetch(const floatX *__restrict__ qkv, const float *__restrict__ beta,
+               const float *__restrict__ u, const floatX *__restrict__ dout, size_t at, int h,
+               int row, int NH, int HS)
 {
     const int x = threadIdx.x, C = NH * HS;
     Position p = {0, 0, 0, 0, 0, beta[at * NH + h]};
@@ -127,247 +117,719 @@ static __device__ inline Position position_fetch(const floatX *__restrict__ qkv,
 // recurrent_forward_kernel: see delta_forward. k and q of a position are in shared memory, those of
 // the next one on their way.
 template <int P>
-static __global__ void __launch_bounds__(ROW_THREADS(P))
+static __global__ void __launch_bounds__(COLS * P * P)
 recurrent_forward_kernel(floatX *out, float *u, float *final, const floatX *qkv, const float *beta,
-                         const float *initial, int T, int NH, int HS, float scale)
+                         const float *initial, int T, int NH, int HS)
 {
     __shared__ __align__(16) float shared[2][2][COLS * P];
-    const int x = threadIdx.x, h = blockIdx.x % NH;
+    const int x = threadIdx.x, row = x / P, h = blockIdx.x % NH;
     const size_t at0 = (size_t)(blockIdx.x / NH) * T, head = (size_t)blockIdx.x * HS * HS;
-    for (int row = x / P; row - x / P < HS; row += ROW_THREADS(P) / P) {
-        float S[COLS];
-        state_load<P>(S, initial ? initial + head : NULL, row, HS);
-        Position next = position_fetch(qkv, beta, NULL, NULL, at0, h, row, NH, HS);
-        for (int t = 0; t < T; t++) {
-            const Position p = next;
-            if (x < COLS * P) {
-                shared[t % 2][0][x] = p.k;
-                shared[t % 2][1][x] = p.q;
-            }
-            if (t + 1 < T)
-                next = position_fetch(qkv, beta, NULL, NULL, at0 + t + 1, h, row, NH, HS);
-            __syncthreads(); // who still reads position t - 1 reads the other half
-            const float4 *k = (const float4 *)shared[t % 2][0] + x % P;
-            const float4 *q = (const float4 *)shared[t % 2][1] + x % P;
-            float4 dot = {0, 0, 0, 0}, o = {0, 0, 0, 0};
+    const float scale = rsqrtf((float)HS);
+    float S[COLS];
 #pragma unroll
-            for (int n = 0; n < COLS; n += 4) {
-                const float4 k_n = k[n / 4 * P];
-                dot = {dot.x + S[n] * k_n.x, dot.y + S[n + 1] * k_n.y, dot.z + S[n + 2] * k_n.z,
-                       dot.w + S[n + 3] * k_n.w};
-            }
-            const float u_t = p.beta * (p.v - row_sum<P>(dot.x + dot.y + (dot.z + dot.w)));
-#pragma unroll
-            for (int n = 0; n < COLS; n += 4) {
-                const float4 k_n = k[n / 4 * P], q_n = q[n / 4 * P];
-                S[n] += u_t * k_n.x;
-                S[n + 1] += u_t * k_n.y;
-                S[n + 2] += u_t * k_n.z;
-                S[n + 3] += u_t * k_n.w;
-                o = {o.x + S[n] * q_n.x, o.y + S[n + 1] * q_n.y, o.z + S[n + 2] * q_n.z,
-                     o.w + S[n + 3] * q_n.w};
-            }
-            const float o_t = scale * row_sum<P>(o.x + o.y + (o.z + o.w));
-            const size_t to = ((at0 + t) * NH + h) * HS + row;
-            if (x % P == 0 && row < HS) {
-                out[to] = (floatX)o_t;
-                if (u)
-                    u[to] = u_t;
-            }
+    for (int n = 0; n < COLS; n++) {
+        const int i = place_in_state<P>(n, HS);
+        S[n] = i < 0 || !initial ? 0 : initial[head + i];
+    }
+    Position next = position_fetch(qkv, beta, NULL, NULL, at0, h, row, NH, HS);
+    for (int t = 0; t < T; t++) {
+        const Position p = next;
+        if (x < COLS * P) {
+            shared[t % 2][0][x] = p.k;
+            shared[t % 2][1][x] = p.q;
         }
-        state_store<P>(final + head, S, row, HS);
-        __syncthreads(); // the next group of rows starts in the first half
-    }
-}
-
-// rows_halve: a lane gives its neighbour at distance N half of the 2 N elements x, and adds what it
-// gets to the half that it keeps.
-template <int N> static __device__ inline void rows_halve(float (&x)[COLS])
-{
-    const bool upper = threadIdx.x & N;
+        if (t + 1 < T)
+            next = position_fetch(qkv, beta, NULL, NULL, at0 + t + 1, h, row, NH, HS);
+        __syncthreads(); // who still reads position t - 1 reads the other half
+        const float4 *k = (const float4 *)shared[t % 2][0] + x % P;
+        const float4 *q = (const float4 *)shared[t % 2][1] + x % P;
+        float dot[4] = {}, o[4] = {};
 #pragma unroll
-    for (int n = 0; n < N; n++) {
-        const float low = x[n], high = x[n + N];
-        x[n] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, N);
+        for (int n = 0; n < COLS; n++) {
+            const float4 k4 = k[n / 4 * P];
+            const float k_n[] = {k4.x, k4.y, k4.z, k4.w};
+            dot[n % 4] += S[n] * k_n[n % 4];
+        }
+        const float u_t = p.beta * (p.v - lanes_sum(dot[0] + dot[1] + (dot[2] + dot[3]), P));
+#pragma unroll
+        for (int n = 0; n < COLS; n++) {
+            const float4 k4 = k[n / 4 * P], q4 = q[n / 4 * P];
+            const float k_n[] = {k4.x, k4.y, k4.z, k4.w}, q_n[] = {q4.x, q4.y, q4.z, q4.w};
+            S[n] += u_t * k_n[n % 4];
+            o[n % 4] += S[n] * q_n[n % 4];
+        }
+        const float o_t = scale * lanes_sum(o[0] + o[1] + (o[2] + o[3]), P);
+        const size_t to = ((at0 + t) * NH + h) * HS + row;
+        if (x % P == 0 && row < HS) {
+            out[to] = (floatX)o_t;
+            if (u)
+                u[to] = u_t;
+        }
     }
+#pragma unroll
+    for (int n = 0; n < COLS; n++)
+        if (place_in_state<P>(n, HS) >= 0)
+            final[head + place_in_state<P>(n, HS)] = S[n];
 }
 
 // rows_reduce: sums of x over a warp's 32 / P rows: P of the columns, x[0] .. x[P-1], remain with
-// each lane, elements n, n + 1, ... of its part, n = lane - lane % P.
+// each lane, elements n, n + 1, ... of its part, n = lane - lane % P. A lane gives its neighbour at
+// distance N half of the 2 N elements that it has, and adds what it gets to the half that it keeps.
 template <int P> static __device__ inline void rows_reduce(float (&x)[COLS])
 {
-    rows_halve<16>(x);
-    rows_halve<8>(x);
-    if constexpr (P <= 4)
-        rows_halve<4>(x);
-    if constexpr (P <= 2)
-        rows_halve<2>(x);
-    if constexpr (P == 1)
-        rows_halve<1>(x);
+#pragma unroll
+    for (int N = COLS / 2; N >= P; N /= 2) {
+        const bool upper = threadIdx.x & N;
+#pragma unroll
+        for (int n = 0; n < COLS / 2; n++)
+            if (n < N) {
+                const float low = x[n], high = x[n + N];
+                x[n] = (upper ? high : low) + __shfl_xor_sync(~0u, upper ? low : high, N);
+            }
+    }
 }
 
-// recurrent_backward_rows: one position: dv (of the thread's row) =, dbeta = what the thread adds
-// to it, dq, dk = sums over the warp's rows (rows_reduce); S and its gradient G go one back. With
-// du = G k once G has the output's part: dv = beta du, dbeta = du e, dk = G^T u - S_{t-1}^T dv.
+// recurrent_backward_kernel: see delta_backward. S and its gradient G go back a position at a time;
+// with du = G k once G has the output's part: dv = beta du, dbeta = du e, dk = G^T u - S_{t-1}^T
+// dv. Sums over the rows of a block go through shared memory where it is more than one warp.
 template <int P>
-static __device__ inline void recurrent_backward_rows(float (&dq)[COLS], float (&dk)[COLS],
-                                                      float *dv, float *dbeta, float (&G)[COLS],
-                                                      float (&S)[COLS], const float *keys,
-                                                      const float *queries, Position p, float scale)
-{
-    const float4 *k = (const float4 *)keys + threadIdx.x % P;
-    const float4 *q = (const float4 *)queries + threadIdx.x % P;
-    const float d = scale * p.dout;
-    float du[4] = {}, old[4] = {};
-#pragma unroll
-    for (int n = 0; n < COLS; n++)
-        dq[n] = d * S[n];
-    rows_reduce<P>(dq);
-#pragma unroll
-    for (int n = 0; n < COLS; n++) {
-        const float4 k4 = k[n / 4 * P], q4 = q[n / 4 * P];
-        const float k_n[] = {k4.x, k4.y, k4.z, k4.w}, q_n[] = {q4.x, q4.y, q4.z, q4.w};
-        G[n] += d * q_n[n % 4];
-        S[n] -= p.u * k_n[n % 4];
-        du[n % 4] += G[n] * k_n[n % 4];
-        old[n % 4] += S[n] * k_n[n % 4];
-    }
-    const float du_t = row_sum<P>(du[0] + du[1] + (du[2] + du[3]));
-    const float e = p.v - row_sum<P>(old[0] + old[1] + (old[2] + old[3]));
-    *dv = p.beta * du_t;
-    *dbeta = threadIdx.x % P ? 0 : du_t * e;
-#pragma unroll
-    for (int n = 0; n < COLS; n++) {
-        const float4 k4 = k[n / 4 * P];
-        const float k_n[] = {k4.x, k4.y, k4.z, k4.w};
-        dk[n] = p.u * G[n] - *dv * S[n];
-        G[n] -= *dv * k_n[n % 4];
-    }
-    rows_reduce<P>(dk);
-}
-
-// recurrent_backward_kernel: see delta_backward. Sums over the rows of a block go through shared
-// memory where it is more than one warp, those over its groups of rows through work.
-template <int P>
-static __global__ void __launch_bounds__(ROW_THREADS(P))
+static __global__ void __launch_bounds__(COLS * P * P)
 recurrent_backward_kernel(floatX *dqkv, float *dbeta, float *dinitial, const floatX *dout,
                           const float *dfinal, const float *u, const float *final,
-                          const floatX *qkv, const float *beta, float *work, int T, int NH, int HS,
-                          float scale)
+                          const floatX *qkv, const float *beta, int T, int NH, int HS)
 {
-    enum { WIDTH = COLS * P, WARPS = ROW_THREADS(P) / WARP, STEP = ROW_THREADS(P) / P };
+    enum { WIDTH = COLS * P, WARPS = P * P };
     __shared__ __align__(16) float shared[2][2][WIDTH];
     __shared__ float sums[WARPS][2 * WIDTH];
     __shared__ float betas[WARPS];
-    const int x = threadIdx.x, lane = x % WARP, warp = x / WARP, h = blockIdx.x % NH, C = NH * HS;
+    const int x = threadIdx.x, lane = x % WARP, warp = x / WARP, row = x / P;
+    const int h = blockIdx.x % NH, C = NH * HS;
     const size_t at0 = (size_t)(blockIdx.x / NH) * T, head = (size_t)blockIdx.x * HS * HS;
-    for (int row = x / P, first = 0; first < HS; row += STEP, first += STEP) {
-        float S[COLS], G[COLS], dq[COLS], dk[COLS], dv, dbeta_x;
-        state_load<P>(S, final + head, row, HS);
-        state_load<P>(G, dfinal ? dfinal + head : NULL, row, HS);
-        Position next = position_fetch(qkv, beta, u, dout, at0 + T - 1, h, row, NH, HS);
-        for (int t = T - 1; t >= 0; t--) {
-            const Position p = next;
-            const size_t at = at0 + t;
-            floatX *to = dqkv + at * 3 * C + h * HS;
-            if (x < WIDTH) {
-                shared[t % 2][0][x] = p.k;
-                shared[t % 2][1][x] = p.q;
-            }
-            if (t > 0)
-                next = position_fetch(qkv, beta, u, dout, at - 1, h, row, NH, HS);
-            __syncthreads();
-            recurrent_backward_rows<P>(dq, dk, &dv, &dbeta_x, G, S, shared[t % 2][0],
-                                       shared[t % 2][1], p, scale);
-            if (x % P == 0 && row < HS)
-                to[2 * C + row] = (floatX)dv;
-            dbeta_x = warp_sum(dbeta_x);
-            if constexpr (WARPS == 1) {
-                if (x < HS) {
-                    to[x] = (floatX)dq[0];
-                    to[C + x] = (floatX)dk[0];
-                }
-            } else {
+    const float scale = rsqrtf((float)HS);
+    float S[COLS], G[COLS], dq[COLS], dk[COLS];
 #pragma unroll
-                for (int i = 0; i < P; i++) {
-                    const int column = column_of<P>(lane - lane % P + i);
-                    sums[warp][column] = dq[i];
-                    sums[warp][WIDTH + column] = dk[i];
-                }
-                if (lane == 0)
-                    betas[warp] = dbeta_x;
-                __syncthreads(); // the barrier of the next position keeps them until they are read
-                const int column = x % WIDTH, dk_at = x / WIDTH * C;
-                float *before = work + at * 2 * C + h * HS + dk_at + column, sum = 0;
-                for (int w = 0; w < WARPS && x < 2 * WIDTH; w++)
-                    sum += sums[w][x];
-                if (x < 2 * WIDTH && column < HS) {
-                    sum += first ? *before : 0;
-                    to[dk_at + column] = (floatX)sum; // of the last group it stays
-                    if (first + STEP < HS)
-                        *before = sum;
-                }
-                for (int w = 1; w < WARPS && x == 0; w++)
-                    dbeta_x += betas[w];
-            }
-            if (x == 0)
-                dbeta[at * NH + h] = first ? dbeta[at * NH + h] + dbeta_x : dbeta_x;
+    for (int n = 0; n < COLS; n++) {
+        const int i = place_in_state<P>(n, HS);
+        S[n] = i < 0 ? 0 : final[head + i];
+        G[n] = i < 0 || !dfinal ? 0 : dfinal[head + i];
+    }
+    Position next = position_fetch(qkv, beta, u, dout, at0 + T - 1, h, row, NH, HS);
+    for (int t = T - 1; t >= 0; t--) {
+        const Position p = next;
+        const size_t at = at0 + t;
+        floatX *to = dqkv + at * 3 * C + h * HS;
+        if (x < WIDTH) {
+            shared[t % 2][0][x] = p.k;
+            shared[t % 2][1][x] = p.q;
         }
-        if (dinitial)
-            state_store<P>(dinitial + head, G, row, HS);
+        if (t > 0)
+            next = position_fetch(qkv, beta, u, dout, at - 1, h, row, NH, HS);
         __syncthreads();
+        const float4 *k = (const float4 *)shared[t % 2][0] + x % P;
+        const float4 *q = (const float4 *)shared[t % 2][1] + x % P;
+        const float d = scale * p.dout;
+        float du[4] = {}, old[4] = {};
+#pragma unroll
+        for (int n = 0; n < COLS; n++)
+            dq[n] = d * S[n];
+        rows_reduce<P>(dq);
+#pragma unroll
+        for (int n = 0; n < COLS; n++) {
+            const float4 k4 = k[n / 4 * P], q4 = q[n / 4 * P];
+            const float k_n[] = {k4.x, k4.y, k4.z, k4.w}, q_n[] = {q4.x, q4.y, q4.z, q4.w};
+            G[n] += d * q_n[n % 4];
+            S[n] -= p.u * k_n[n % 4];
+            du[n % 4] += G[n] * k_n[n % 4];
+            old[n % 4] += S[n] * k_n[n % 4];
+        }
+        const float du_t = lanes_sum(du[0] + du[1] + (du[2] + du[3]), P), dv = p.beta * du_t;
+        const float e = p.v - lanes_sum(old[0] + old[1] + (old[2] + old[3]), P);
+#pragma unroll
+        for (int n = 0; n < COLS; n++) {
+            const float4 k4 = k[n / 4 * P];
+            const float k_n[] = {k4.x, k4.y, k4.z, k4.w};
+            dk[n] = p.u * G[n] - dv * S[n];
+            G[n] -= dv * k_n[n % 4];
+        }
+        rows_reduce<P>(dk);
+        if (x % P == 0 && row < HS)
+            to[2 * C + row] = (floatX)dv;
+        float dbeta_x = warp_sum(x % P ? 0 : du_t * e);
+        if constexpr (WARPS == 1) {
+            if (x < HS) {
+                to[x] = (floatX)dq[0];
+                to[C + x] = (floatX)dk[0];
+            }
+        } else {
+#pragma unroll
+            for (int i = 0; i < P; i++) {
+                const int column = column_of<P>(lane - lane % P + i);
+                sums[warp][column] = dq[i];
+                sums[warp][WIDTH + column] = dk[i];
+            }
+            if (lane == 0)
+                betas[warp] = dbeta_x;
+            __syncthreads(); // the barrier of the next position keeps them until they are read
+            float sum = 0;
+            for (int w = 0; w < WARPS && x < 2 * WIDTH; w++)
+                sum += sums[w][x];
+            if (x < 2 * WIDTH && x % WIDTH < HS)
+                to[x / WIDTH * C + x % WIDTH] = (floatX)sum;
+            for (int w = 1; w < WARPS && x == 0; w++)
+                dbeta_x += betas[w];
+        }
+        if (x == 0)
+            dbeta[at * NH + h] = dbeta_x;
+    }
+#pragma unroll
+    for (int n = 0; n < COLS; n++)
+        if (dinitial && place_in_state<P>(n, HS) >= 0)
+            dinitial[head + place_in_state<P>(n, HS)] = G[n];
+}
+
+#ifdef PRECISION_BF16
+// ---- 64 tokens at a time on tensor cores, heads of 8, 16, ..., 128 channels.
+// A kernel over all chunks makes M and P. S, or D on the way back, runs through the chunks of a
+// head in registers: what S does to a row of values it does without the others, so a warp has 16
+// rows of S for good, 16 columns of V, E, N and O, and works on the transposes: E^T = V^T - S K^T,
+// N^T = E^T M^T, O^T = s (S Q^T + N^T P^T), S += N^T K: what one product leaves in registers is the
+// left operand of the next. A last kernel over all chunks makes dq, dk and dbeta.
+// A, M by substitution, S and D are fp32. What S and D are made of, M, E, N, dN and dV, enters
+// those products as the sum of two bf16 numbers, all else as one. For repeated keys and beta near 2
+// rounding M costs a tenth of the output; N and dV rounded, an error that grows as sqrt(T).
+
+// Elements between rows of a 64x64 tile in shared memory, and of the tile; of `pairs` a chunk;
+// between rows of the fp32 arrays of chunk_pairs_kernel: A by columns, M / beta by rows.
+enum { LDC = CS + 8, TILE = CS * LDC, PAIRS = 3 * CS * CS, LDA = CS + 4, LDM = CS + 16 };
+#define BETA_LEAST 9.094947e-13f // 2^-40 in the place of 0: moves nothing and can be divided by
+
+// Shared memory, elements of bf16 or bytes. ROWS: a tile of 64 rows. chunk_pairs_kernel: two tiles
+// or Tm, then A and beta. chunk_walk_kernel: a chunk, but for 16 columns of x a warp.
+// chunk_grads_kernel: four tiles, the last as large as X and F, and S.
+template <int WIDTH> struct Space {
+    enum { ROWS = CS * (WIDTH + 8), LAST = (int)ROWS > 2 * (int)TILE ? (int)ROWS : 2 * (int)TILE };
+    enum { TM = (int)ROWS > CS * (int)LDM ? 2 * ROWS : 2 * CS * LDM };
+    enum { PAIRS_BYTES = 2 * TM + 4 * CS * (LDA + 1), WALK = 2 * ROWS + 3 * TILE + CS * 8 };
+    enum { S_AT = 3 * ROWS + LAST, GRADS_BYTES = 2 * (S_AT + WIDTH * (WIDTH + 8)) };
+};
+
+// unpack: number i of the two of pack2.
+static __device__ inline float unpack(uint32_t x, int i)
+{
+    return (float)((const floatX *)&x)[i];
+}
+
+// transpose: of an 8x8 matrix of bf16, columns 2t, 2t+1 of row g in lane 4g + t.
+static __device__ inline uint32_t transpose(uint32_t x)
+{
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
+// tile_fetch: start copying rows 0 .. ROWS-1 of x, `stride` elements apart, into a tile
+// [ROWS][W + 8]; what is not among the first `rows` rows and `columns` columns becomes 0.
+template <int ROWS, int W, int THREADS>
+static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stride, int rows,
+                                         int columns)
+{
+#pragma unroll
+    for (int i = threadIdx.x; i < ROWS * (W / 8); i += THREADS) {
+        const int r = i / (W / 8), c = i % (W / 8) * 8;
+        const bool inside = r < rows && c < columns;
+        copy_async(tile + r * (W + 8) + c, x + (inside ? (size_t)r * stride + c : 0), inside);
     }
 }
 
+// pairs_fetch: start copying a chunk's M (high and low part) and P into three tiles; of the 16x16
+// blocks above the diagonal, which nobody reads, nothing.
+template <int THREADS>
+static __device__ inline void pairs_fetch(floatX *tile, const floatX *pairs)
+{
+#pragma unroll
+    for (int i = threadIdx.x; i < PAIRS / 8; i += THREADS) {
+        const int r = i / 8, c = i % 8;
+        if (c / 2 <= r % CS / 16)
+            copy_async(tile + r * LDC + c * 8, pairs + i * 8, true);
+    }
+}
+
+// row_store: columns 2t, 2t+1 (left) and 8+2t, 9+2t (right) of a row of 16, from its four lanes 4g
+// + t: 8 bytes a lane, so that sectors of 32 bytes are written whole. columns: how many there are.
+static __device__ inline void row_store(floatX *row, uint32_t left, uint32_t right, bool inside,
+                                        int columns)
+{
+    const int odd = threadIdx.x & 1, column = odd * 8 + threadIdx.x % 4 / 2 * 4;
+    const uint32_t other = __shfl_xor_sync(~0u, odd ? left : right, 1);
+    if (inside && column < columns)
+        *(uint2 *)(row + column) = {odd ? other : left, odd ? right : other};
+}
+
+// rows_store: rows 0 .. 15 of `to`, `stride` apart, = factor c (16 x HS); what is not among the
+// first `rows` rows and `columns` columns stays.
+template <int HS>
+static __device__ inline void rows_store(floatX *to, const float c[HS / 8][4], float factor,
+                                         size_t stride, int rows, int columns)
+{
+    const int g = threadIdx.x % WARP / 4;
+#pragma unroll
+    for (int i = 0; i < HS / 8; i++) { // 16 columns of rows g, then g + 8
+        const int n = i / 2 * 2, r = i % 2 * 8, v = i % 2 * 2;
+        row_store(to + (g + r) * stride + 8 * n, pack2(factor * c[n][v], factor * c[n][v + 1]),
+                  pack2(factor * c[n + 1][v], factor * c[n + 1][v + 1]), g + r < rows,
+                  columns - 8 * n);
+    }
+}
+
+// columns_store: the same for c (16 x 64) by its transpose, 64 rows of 16 columns.
+static __device__ inline void columns_store(floatX *to, const float c[8][4], float factor,
+                                            size_t stride, int rows, int columns)
+{
+    const int g = threadIdx.x % WARP / 4;
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+        row_store(to + (8 * n + g) * stride, transpose(pack2(factor * c[n][0], factor * c[n][1])),
+                  transpose(pack2(factor * c[n][2], factor * c[n][3])), 8 * n + g < rows, columns);
+}
+
+// split_pack: c (16 x 64) as left operands of mma; lo: what rounding has taken from it.
+static __device__ inline void split_pack(uint4 hi[4], uint4 lo[4], const float c[8][4])
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float rest[2][4];
+        hi[k] = accumulator_pack(&c[2 * k]);
+        const uint32_t x[] = {hi[k].x, hi[k].y, hi[k].z, hi[k].w};
+#pragma unroll
+        for (int i = 0; i < 8; i++)
+            rest[i / 4][i % 4] = c[2 * k + i / 4][i % 4] - unpack(x[i / 2], i % 2);
+        lo[k] = accumulator_pack(rest);
+    }
+}
+
+// mma16: c (16x16) += a (16x16) b (16x16), b as ldmatrix gives it.
+static __device__ inline void mma16(float c[2][4], uint4 a, uint4 b)
+{
+    mma(c[0], a, b.x, b.y);
+    mma(c[1], a, b.z, b.w);
+}
+
+// 16 rows of a tile, at row_at, as left operands, which are loaded where they are needed.
+struct Rows {
+    const floatX *tile;
+    __device__ uint4 operator[](int k) const { return ldmatrix<0>(tile + 16 * k); }
+};
+
+// add_dots: c (16 x 64) += a (16 x HS) times the transpose of a tile of 64 rows, at column_at; of
+// its blocks of 16 rows 0 .. last. A: uint4 [HS / 16], or Rows.
+template <int HS, typename A>
+static __device__ inline void add_dots(float c[8][4], A a, const floatX *tile, int last)
+{
+#pragma unroll
+    for (int k = 0; k < HS / 16; k++) {
+        const uint4 left = a[k];
+#pragma unroll
+        for (int n = 0; n < 4; n++)
+            if (n <= last)
+                mma16(&c[2 * n], left, ldmatrix<0>(tile + 16 * n * (HS + 8) + 16 * k));
+    }
+}
+
+// add_product: c (16 x HS) += a (16 x ROWS) times a tile of ROWS rows, at row_at; of a only the
+// blocks of 16 columns first .. last. lo: a + lo for a, unless NULL.
+template <int HS, int ROWS, typename A>
+static __device__ inline void add_product(float c[HS / 8][4], A a, const uint4 *lo,
+                                          const floatX *tile, int first, int last)
+{
+#pragma unroll
+    for (int k = 0; k < ROWS / 16; k++)
+        if (first <= k && k <= last) {
+            const uint4 left = a[k];
+#pragma unroll
+            for (int n = 0; n < HS / 16; n++) {
+                const uint4 b = ldmatrix<1>(tile + 16 * k * (HS + 8) + 16 * n);
+                mma16(&c[2 * n], left, b);
+                if (lo)
+                    mma16(&c[2 * n], lo[k], b);
+            }
+        }
+}
+
+// add_by_lower: c (16 x 64) += a L for a lower triangular L (64 x 64), at row_at; TRANS: a L^T, L
+// at column_at. lo, unless NULL: (a + lo) (L + the tile behind it) instead, less lo times that.
+template <int TRANS>
+static __device__ inline void add_by_lower(float c[8][4], const uint4 a[4], const uint4 *lo,
+                                           const floatX *L)
+{
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+        for (int n = TRANS ? k : 0; n < (TRANS ? 4 : k + 1); n++) {
+            const floatX *at = L + 16 * (TRANS ? n * LDC + k : k * LDC + n);
+            const uint4 b = ldmatrix<!TRANS>(at);
+            mma16(&c[2 * n], a[k], b);
+            if (lo) {
+                mma16(&c[2 * n], lo[k], b);
+                mma16(&c[2 * n], a[k], ldmatrix<!TRANS>(at + TILE));
+            }
+        }
+}
+
+// subtract: x_i -= a_i y for i = first .. 15; a: shared memory, at a multiple of 16 bytes.
+static __device__ inline void subtract(float x[16], const float *a, float y, int first)
+{
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+        const Pack<float, 4> f = *(const Pack<float, 4> *)(a + i);
+#pragma unroll
+        for (int k = i; k < i + 4; k++)
+            x[k] -= k < first ? 0 : f.v[k - i] * y;
+    }
+}
+
+// substitute: M of a chunk, its high and low part (64,64) =, from A by columns: (I + A) Tm = I row
+// by row, M = Tm diag(beta). A warp has 16 columns, which nobody else needs, a column two lanes,
+// that share the products with rows of earlier blocks of 16. Tm: shared memory.
+static __device__ inline void substitute(floatX *hi, float *Tm, const float *A, const float *beta)
+{
+    const int lane = threadIdx.x % WARP, half = lane / 16;
+    const int first = threadIdx.x / WARP * 16, c = first + lane % 16;
+    for (int row = first; row < CS; row += 16) {
+        float x[16] = {};
+#pragma unroll 2
+        for (int j = first + half; j < row; j += 2)
+            subtract(x, A + j * LDA + row, Tm[j * LDM + c], 0);
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            x[i] += __shfl_xor_sync(~0u, x[i], 16) + (row + i == c ? 1 : 0);
+#pragma unroll
+        for (int j = 0; j < 15; j++)
+            subtract(x, A + (row + j) * LDA + row, x[j], j + 1);
+#pragma unroll
+        for (int i = 0; i < 16; i++)
+            if (i % 2 == half) {
+                const size_t at = (size_t)(row + i) * CS + c;
+                const float m = x[i] * beta[c];
+                Tm[(row + i) * LDM + c] = x[i];
+                hi[at] = (floatX)m;
+                hi[CS * CS + at] = (floatX)(m - (float)(floatX)m);
+            }
+        __syncwarp();
+    }
+}
+
+// chunk_pairs_kernel: a block a chunk, a warp 16 rows of it: pairs (B,NH,NC,3,64,64) = M, high and
+// low part, and P; 16x16 blocks above the diagonal stay as they are.
+template <int WIDTH>
+static __global__ void __launch_bounds__(CHUNK_THREADS)
+chunk_pairs_kernel(floatX *pairs, const floatX *qkv, const float *beta, int T, int NH, int HS)
+{
+    enum { LD = WIDTH + 8, TM = Space<WIDTH>::TM };
+    extern __shared__ __align__(16) floatX tiles[]; // k, q [64][LD], then Tm; A [64][64], beta [64]
+    floatX *ks = tiles, *qs = ks + CS * LD;
+    float *Tm = (float *)tiles, *A = Tm + TM / 2, *betas = A + CS * LDA;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, C = NH * HS;
+    const int chunks = (T + CS - 1) / CS, h = blockIdx.x / chunks % NH;
+    const int t0 = blockIdx.x % chunks * CS, rows = T - t0;
+    const size_t token = (size_t)(blockIdx.x / chunks / NH) * T + t0, at = token * 3 * C + h * HS;
+    float a[8][4] = {}, p[8][4] = {};
+    tile_fetch<CS, WIDTH, CHUNK_THREADS>(ks, qkv + at + C, 3 * C, rows, HS);
+    tile_fetch<CS, WIDTH, CHUNK_THREADS>(qs, qkv + at, 3 * C, rows, HS);
+    for (int i = threadIdx.x; i < CS; i += CHUNK_THREADS)
+        betas[i] = fmaxf(i < rows ? beta[(token + i) * NH + h] : 0, BETA_LEAST);
+    pairs += (size_t)blockIdx.x * PAIRS;
+    copy_wait();
+    __syncthreads();
+    const int own = 16 * warp * LD + row_at(lane, LD);
+    add_dots<WIDTH>(a, Rows{ks + own}, ks + column_at(lane, LD), warp);
+    add_dots<WIDTH>(p, Rows{qs + own}, ks + column_at(lane, LD), warp);
+    __syncthreads(); // tiles have been read: Tm may stand there
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        const int row = 16 * warp + i % 4 / 2 * 8 + lane / 4, j = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        A[j * LDA + row] = betas[row] * a[i / 4][i % 4];
+        p[i / 4][i % 4] = j <= row ? p[i / 4][i % 4] : 0;
+    }
+    rows_store<CS>(pairs + (2 * CS + 16 * warp) * CS, p, 1, CS, 16, 16 * warp + 16);
+    __syncthreads();
+    substitute(pairs, Tm, A, betas);
+}
+
+// chunk_walk_kernel: a block takes 16 WARPS rows of a head's S, which starts as `first` (NULL: 0)
+// and ends as `last`, through its chunks while the next one is being fetched: out = o, u = N,
+// states = S before each chunk, from x = v. BACK: D / s from the last chunk to the first: out = dv,
+// states = D', from x = dout. Where WARPS < 4, there are warps that fetch and do nothing else.
+template <int WIDTH, int WARPS, int BACK>
+static __global__ void __launch_bounds__(WARPS > 4 ? 32 * WARPS : CHUNK_THREADS)
+chunk_walk_kernel(floatX *out, floatX *u, floatX *states, float *last, const floatX *x,
+                  const float *first, const floatX *qkv, const floatX *pairs, int T, int NH, int HS)
+{
+    enum { THREADS = WARPS > 4 ? 32 * WARPS : CHUNK_THREADS, W = 16 * WARPS, LDX = W + 8 };
+    enum { LD = WIDTH + 8, ROWS = CS * LD, STAGE = Space<WIDTH>::WALK + CS * W };
+    extern __shared__ __align__(16) floatX tiles[]; // twice: k, q [64][LD], M, P [3][64][72], x
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, C = NH * HS;
+    const int x_pitch = BACK ? C : 3 * C, out_pitch = BACK ? 3 * C : C;
+    const int slabs = (HS + W - 1) / W, head = blockIdx.x / slabs, slab = blockIdx.x % slabs * W;
+    const int row = slab + 16 * warp, chunks = (T + CS - 1) / CS, channel = head % NH * HS;
+    const size_t token = (size_t)(head / NH) * T, state = (size_t)head * HS * HS;
+    const float s = rsqrtf((float)HS), factor = BACK ? s : 1;
+    float S[WIDTH / 8][4];
+    const auto fetch = [=](int i) {
+        const int c = BACK ? chunks - 1 - i : i, rows = T - c * CS;
+        const size_t at = token + (size_t)c * CS;
+        const floatX *q = qkv + at * 3 * C + channel;
+        floatX *to = tiles + i % 2 * STAGE;
+        tile_fetch<CS, WIDTH, THREADS>(to, q + C, 3 * C, rows, HS);
+        tile_fetch<CS, WIDTH, THREADS>(to + ROWS, q, 3 * C, rows, HS);
+        pairs_fetch<THREADS>(to + 2 * ROWS, pairs + ((size_t)head * chunks + c) * PAIRS);
+        tile_fetch<CS, W, THREADS>(to + 2 * ROWS + 3 * TILE, x + at * x_pitch + channel + slab,
+                                   x_pitch, rows, HS - slab);
+    };
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; i++) {
+        const int r = row + lane / 4 + i % 4 / 2 * 8, c = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        S[i / 4][i % 4] = first && r < HS && c < HS ? first[state + r * HS + c] / factor : 0;
+    }
+    fetch(0);
+    for (int i = 0; i < chunks; i++) {
+        const int c = BACK ? chunks - 1 - i : i, rows = T - c * CS, right = row_at(lane, LD);
+        const floatX *ks = tiles + i % 2 * STAGE, *qs = ks + ROWS, *ms = qs + ROWS;
+        const floatX *ps = ms + 2 * TILE, *xs = ps + TILE + 16 * warp;
+        const size_t at = token + (size_t)c * CS;
+        copy_wait();
+        __syncthreads(); // this chunk is there; nobody reads the one before any more
+        if (i + 1 < chunks)
+            fetch(i + 1);
+        if (warp >= WARPS)
+            continue;
+        if (states) // a backward pass is to follow
+            rows_store<WIDTH>(states + (((size_t)head * chunks + c) * HS + row) * HS, S, factor, HS,
+                              HS - row, HS);
+        float y[8][4] = {}, z[8][4] = {}; // E^T, O^T; BACK: dN^T / s, dV^T / s
+        uint4 s_left[WIDTH / 16], hi[4], lo[4];
+#pragma unroll
+        for (int k = 0; k < WIDTH / 16; k++)
+            s_left[k] = accumulator_pack(&S[2 * k]);
+        if constexpr (BACK) {
+            uint4 g[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                g[k] = ldmatrix<1>(xs + 16 * k * LDX + column_at(lane, LDX));
+            add_by_lower<0>(y, g, NULL, ps + row_at(lane, LDC));
+            add_dots<WIDTH>(y, s_left, ks + column_at(lane, LD), 3);
+            add_product<WIDTH, CS>(S, g, NULL, qs + right, 0, 3);
+            split_pack(hi, lo, y);
+            add_by_lower<0>(z, hi, lo, ms + row_at(lane, LDC));
+            columns_store(out + at * out_pitch + channel + row, z, s, out_pitch, rows, HS - row);
+#pragma unroll
+            for (int k = 0; k < 32; k++)
+                z[k / 4][k % 4] = -z[k / 4][k % 4];
+            split_pack(hi, lo, z);
+        } else {
+            float n[8][4] = {}; // N^T
+            add_dots<WIDTH>(y, s_left, ks + column_at(lane, LD), 3);
+            add_dots<WIDTH>(z, s_left, qs + column_at(lane, LD), 3);
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                const uint4 v = ldmatrix<1>(xs + 16 * k * LDX + row_at(lane, LDX));
+                const uint32_t v_k[] = {v.x, v.z, v.y, v.w};
+#pragma unroll
+                for (int j = 0; j < 8; j++)
+                    y[2 * k + j / 4][j % 4] = unpack(v_k[j / 2], j % 2) - y[2 * k + j / 4][j % 4];
+            }
+            split_pack(hi, lo, y);
+            add_by_lower<1>(n, hi, lo, ms + column_at(lane, LDC));
+            split_pack(hi, lo, n);
+            add_by_lower<1>(z, hi, NULL, ps + column_at(lane, LDC));
+            columns_store(out + at * C + channel + row, z, s, C, rows, HS - row);
+            if (states)
+                columns_store(u + at * C + channel + row, n, 1, C, rows, HS - row);
+        }
+        add_product<WIDTH, CS>(S, hi, lo, ks + right, 0, 3);
+    }
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; i++) {
+        const int r = row + lane / 4 + i % 4 / 2 * 8, c = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        if (last && warp < WARPS && r < HS && c < HS)
+            last[state + r * HS + c] = factor * S[i / 4][i % 4];
+    }
+}
+
+// chunk_grads_kernel: dq, dk and dbeta of a chunk, by a block; a warp has 16 rows of each. With X
+// and F made, q takes the place of dout, X and F that of dv, D' that of S.
+template <int WIDTH>
+static __global__ void __launch_bounds__(CHUNK_THREADS, WIDTH > 64 ? 2 : 3)
+chunk_grads_kernel(floatX *dqkv, float *dbeta, const floatX *dout, const floatX *u,
+                   const floatX *states, const floatX *dstates, const floatX *qkv,
+                   const float *beta, int T, int NH, int HS)
+{
+    enum { LD = WIDTH + 8, ROWS = CS * LD, S_AT = Space<WIDTH>::S_AT };
+    extern __shared__ __align__(16) floatX tiles[]; // dout, n, k, dv [64][LD], S [WIDTH][LD]
+    floatX *gs = tiles, *ns = gs + ROWS, *ks = ns + ROWS, *vs = ks + ROWS, *ss = tiles + S_AT;
+    floatX *xs = vs, *fs = xs + TILE;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, g = lane / 4, C = NH * HS;
+    const int chunks = (T + CS - 1) / CS, h = blockIdx.x / chunks % NH;
+    const int t0 = blockIdx.x % chunks * CS, rows = T - t0, own = 16 * warp;
+    const size_t token = (size_t)(blockIdx.x / chunks / NH) * T + t0, state = blockIdx.x;
+    const size_t at = token * 3 * C + h * HS, out_at = token * C + h * HS;
+    const int left = own * LD + row_at(lane, LD), right = row_at(lane, LD);
+    const float s = rsqrtf((float)HS);
+    float x[8][4] = {}, f[8][4] = {}, d[WIDTH / 8][4] = {}, e[WIDTH / 8][4] = {};
+    uint4 a[4], lo[4];
+    tile_fetch<CS, WIDTH, CHUNK_THREADS>(gs, dout + out_at, C, rows, HS);
+    tile_fetch<CS, WIDTH, CHUNK_THREADS>(ns, u + out_at, C, rows, HS);
+    tile_fetch<CS, WIDTH, CHUNK_THREADS>(vs, dqkv + at + 2 * C, 3 * C, rows, HS);
+    tile_fetch<CS, WIDTH, CHUNK_THREADS>(ks, qkv + at + C, 3 * C, rows, HS);
+    tile_fetch<WIDTH, WIDTH, CHUNK_THREADS>(ss, states + state * HS * HS, HS, HS, HS);
+    copy_wait();
+    __syncthreads();
+    add_dots<WIDTH>(f, Rows{vs + left}, ns + column_at(lane, LD), warp);
+    add_dots<WIDTH>(x, Rows{gs + left}, ns + column_at(lane, LD), warp);
+#pragma unroll
+    for (int i = 0; i < 32; i++) {
+        const int r = own + i % 4 / 2 * 8 + g, c = i / 4 * 8 + lane % 4 * 2 + i % 2;
+        if (r == c && r < rows) {
+            const size_t to = (token + r) * NH + h;
+            const float b = fmaxf(beta[to], BETA_LEAST);
+            dbeta[to] = f[i / 4][i % 4] / b / b;
+        }
+        x[i / 4][i % 4] = c <= r ? x[i / 4][i % 4] : 0;
+        f[i / 4][i % 4] = c < r ? f[i / 4][i % 4] : 0;
+    }
+    add_product<WIDTH, WIDTH>(d, Rows{gs + left}, NULL, ss + right, 0, WIDTH);
+    split_pack(a, lo, x);
+    add_product<WIDTH, CS>(d, a, NULL, ks + right, 0, warp);
+    rows_store<WIDTH>(dqkv + at + (size_t)own * 3 * C, d, s, 3 * C, rows - own, HS);
+    add_product<WIDTH, WIDTH>(e, Rows{vs + left}, NULL, ss + right, 0, WIDTH);
+    split_pack(a, lo, f);
+    add_product<WIDTH, CS>(e, a, NULL, ks + right, 0, warp);
+    __syncthreads(); // dout, dv and S have been read
+    tile_fetch<CS, WIDTH, CHUNK_THREADS>(gs, qkv + at, 3 * C, rows, HS);
+    tile_fetch<WIDTH, WIDTH, CHUNK_THREADS>(ss, dstates + state * HS * HS, HS, HS, HS);
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        const int to = (own + i % 2 * 8 + g) * LDC + i / 2 * 8 + lane % 4 * 2, v = i % 2 * 2;
+        if (i / 4 <= warp) {
+            *(uint32_t *)(xs + to) = pack2(s * x[i / 2][v], s * x[i / 2][v + 1]);
+            *(uint32_t *)(fs + to) = pack2(f[i / 2][v], f[i / 2][v + 1]);
+        }
+    }
+    copy_wait();
+    __syncthreads();
+    const int column = own + column_at(lane, LDC);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        a[i] = i >= warp ? ldmatrix<1>(fs + 16 * i * LDC + column) : uint4{};
+    add_product<WIDTH, CS>(e, a, NULL, ks + right, warp, 3);
+#pragma unroll
+    for (int i = 0; i < WIDTH / 2; i++)
+        e[i / 4][i % 4] = -e[i / 4][i % 4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        a[i] = i >= warp ? ldmatrix<1>(xs + 16 * i * LDC + column) : uint4{};
+    add_product<WIDTH, CS>(e, a, NULL, gs + right, warp, 3);
+    add_product<WIDTH, WIDTH>(e, Rows{ns + left}, NULL, ss + right, 0, WIDTH);
+    rows_store<WIDTH>(dqkv + at + C + (size_t)own * 3 * C, e, 1, 3 * C, rows - own, HS);
+}
+
+// chunk_walk: launch chunk_walk_kernel with WARPS, or fewer where there would not be 100 blocks,
+// about as many as a GPU has multiprocessors.
+template <int WIDTH, int WARPS, int BACK>
+static void chunk_walk(floatX *out, floatX *u, floatX *states, float *last, const floatX *x,
+                       const float *first, const floatX *qkv, const floatX *pairs, size_t B,
+                       size_t T, size_t NH, size_t HS, cudaStream_t stream)
+{
+    if constexpr (WARPS > 1)
+        if (B * NH * (WIDTH / 16 / WARPS) < 100)
+            return chunk_walk<WIDTH, WARPS / 2, BACK>(out, u, states, last, x, first, qkv, pairs, B,
+                                                      T, NH, HS, stream);
+    LAUNCH((chunk_walk_kernel<WIDTH, WARPS, BACK>),
+           B * NH * ((HS + 16 * WARPS - 1) / (16 * WARPS)), WARPS > 4 ? 32 * WARPS : CHUNK_THREADS,
+           4 * (Space<WIDTH>::WALK + CS * 16 * WARPS), stream, out, u, states, last, x, first, qkv,
+           pairs, (int)T, (int)NH, (int)HS);
+}
+#endif
+
 // ---- the launchers
 
-// delta_check: die over a head that is too large, or a --form that this program does not have.
-static void delta_check(size_t HS, int form)
+// delta_form: the form for heads of HS channels where --form asks for `form`. AUTO: by chunks, in
+// BF16 and where the GPU has the shared memory, from 64 channels on, where they are many times as
+// fast; smaller heads keep the precision of the recurrence. Dies if CHUNK cannot be had.
+static int delta_form(size_t HS, int form)
 {
-    if (HS > HEAD_MOST)
-        die(EXIT_USAGE, "--heads: expected heads of at most %d channels, got %zu\n"
-            "hint: more --heads", HEAD_MOST, HS);
-    if (form == CHUNK)
-        die(EXIT_USAGE, "--form chunk: this program has the token recurrence alone\n"
-            "hint: --form auto takes what there is");
+    int most = 0, need = 1;
+#ifdef PRECISION_BF16
+    CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    WITH_HEAD(HS, need = 4 * (Space<WIDTH>::WALK + CS * WIDTH));
+#endif
+    const int takes = HS % 8 == 0 && need <= most;
+    if (form == CHUNK && !takes)
+        die(EXIT_USAGE, "--form chunk: heads of %zu channels in " PRECISION_NAME "; expected a "
+            "multiple of 8, in BF16, on a GPU with the shared memory of sm_80 or sm_90\n"
+            "hint: --form auto", HS);
+    return form != AUTO ? form : takes && HS >= 64 ? CHUNK : RECURRENT;
 }
 
-// delta_work: elements of scratch that delta_backward needs.
-static size_t delta_work(size_t B, size_t T, size_t C, size_t NH)
-{
-    return C / NH > HEAD_MOST / 2 ? B * T * 2 * C : 0;
-}
+// What a forward pass keeps for the backward pass. Tokens: u (B,T,C). Chunks, NC = ceil(T / 64):
+// pairs (B,NH,NC,3,64,64) = M and P; states (B,NH,NC,HS,HS) = S before each, and N (B,T,C), both
+// NULL: not kept.
+typedef struct {
+    float *u;
+    floatX *N, *pairs, *states;
+} Kept;
 
 // delta_forward: out (B,T,C) = the delta rule of qkv (B,T,3C): q at 0, k at C, v at 2C, and head h
 // of NH at h HS in each, HS = C / NH; beta (B,T,NH), eigenvalues 1 - beta |k|^2:
 //   u_t = beta_t (v_t - S_{t-1} k_t),  S_t = S_{t-1} + u_t k_t^T,  out_t = S_t q_t / sqrt(HS)
-// S_0 = initial (B,NH,HS,HS), values by keys, NULL: zero; final (B,NH,HS,HS) = S_T, may alias
-// initial; u (B,T,C) = is kept for the backward pass, NULL: not.
-static void delta_forward(floatX *out, float *u, float *final, const floatX *qkv, const float *beta,
-                          const float *initial, size_t B, size_t T, size_t C, size_t NH, int form,
-                          cudaStream_t stream)
+// S_0 = initial (B,NH,HS,HS), values by keys, NULL: zero; final (B,NH,HS,HS) = S_T (CHUNK: unless
+// NULL), may alias initial; kept =. HS <= 128. form: RECURRENT, or CHUNK if delta_form gives it,
+// with |q|, |k| <= 1 but for rounding, beta in [0,2] and floatX arrays that start on 16 bytes.
+static void delta_forward(floatX *out, Kept kept, float *final, const floatX *qkv,
+                          const float *beta, const float *initial, size_t B, size_t T, size_t C,
+                          size_t NH, int form, cudaStream_t stream)
 {
     const size_t HS = C / NH;
-    const float scale = (float)(1 / sqrt((double)HS));
-    delta_check(HS, form);
-    WITH_HEAD(HS, LAUNCH(recurrent_forward_kernel<P>, B * NH, ROW_THREADS(P), 0, stream, out, u,
-                         final, qkv, beta, initial, (int)T, (int)NH, (int)HS, scale));
+    assert(HS <= HEAD_MOST);
+#ifdef PRECISION_BF16
+    const size_t chunks = B * NH * ((T + CS - 1) / CS);
+    if (form == CHUNK) {
+        WITH_HEAD(HS,
+            LAUNCH(chunk_pairs_kernel<WIDTH>, chunks, CHUNK_THREADS, Space<WIDTH>::PAIRS_BYTES,
+                   stream, kept.pairs, qkv, beta, (int)T, (int)NH, (int)HS);
+            chunk_walk<WIDTH, WIDTH / 16, 0>(out, kept.N, kept.states, final, qkv + 2 * C, initial,
+                                             qkv, kept.pairs, B, T, NH, HS, stream));
+        return;
+    }
+#endif
+    WITH_HEAD(HS, LAUNCH(recurrent_forward_kernel<P>, B * NH, COLS * P * P, 0, stream, out, kept.u,
+                         final, qkv, beta, initial, (int)T, (int)NH, (int)HS));
 }
 
 // delta_backward: dqkv (B,T,3C) =, dbeta (B,T,NH) =, dinitial (B,NH,HS,HS) = (NULL: not asked for),
-// from dout (B,T,C), dfinal (B,NH,HS,HS), the gradient of S_T (NULL: zero), and the forward's u,
-// final, qkv, beta; work (delta_work) is scratch. Walks from S_T back to S_0.
-static void delta_backward(floatX *dqkv, float *dbeta, float *dinitial, const floatX *dout,
-                           const float *dfinal, const float *u, const float *final,
-                           const floatX *qkv, const float *beta, float *work, size_t B, size_t T,
-                           size_t C, size_t NH, int form, cudaStream_t stream)
+// from dout (B,T,C), dfinal (B,NH,HS,HS), the gradient of S_T (NULL: zero), and the forward's kept,
+// final (CHUNK: not read), qkv, beta. dstates (B,NH,NC,HS,HS): scratch of CHUNK.
+static void delta_backward(floatX *dqkv, float *dbeta, float *dinitial, floatX *dstates,
+                           const floatX *dout, const float *dfinal, Kept kept, const float *final,
+                           const floatX *qkv, const float *beta, size_t B, size_t T, size_t C,
+                           size_t NH, int form, cudaStream_t stream)
 {
     const size_t HS = C / NH;
-    const float scale = (float)(1 / sqrt((double)HS));
-    delta_check(HS, form);
-    WITH_HEAD(HS, LAUNCH(recurrent_backward_kernel<P>, B * NH, ROW_THREADS(P), 0, stream, dqkv,
-                         dbeta, dinitial, dout, dfinal, u, final, qkv, beta, work, (int)T, (int)NH,
-                         (int)HS, scale));
+    assert(HS <= HEAD_MOST);
+#ifdef PRECISION_BF16
+    const size_t chunks = B * NH * ((T + CS - 1) / CS);
+    if (form == CHUNK) {
+        WITH_HEAD(HS,
+            chunk_walk<WIDTH, WIDTH / 16, 1>(dqkv + 2 * C, NULL, dstates, dinitial, dout, dfinal,
+                                             qkv, kept.pairs, B, T, NH, HS, stream);
+            LAUNCH(chunk_grads_kernel<WIDTH>, chunks, CHUNK_THREADS, Space<WIDTH>::GRADS_BYTES,
+                   stream, dqkv, dbeta, dout, kept.N, kept.states, dstates, qkv, beta, (int)T,
+                   (int)NH, (int)HS));
+        return;
+    }
+#endif
+    WITH_HEAD(HS, LAUNCH(recurrent_backward_kernel<P>, B * NH, COLS * P * P, 0, stream, dqkv, dbeta,
+                         dinitial, dout, dfinal, kept.u, final, qkv, beta, (int)T, (int)NH,
+                         (int)HS));
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -396,8 +858,8 @@ static __device__ inline float silu(float x, float *slope)
     return x * p;
 }
 
-// ---- from a row p (3C and b) to q, k, v and beta: a head is K VEC channels in each of G lanes, a
-// power of two, and a warp has 32 / G heads of q, k and v
+// ---- from a row p (3C and b) to q, k, v and beta: a head is 4 channels in each of G lanes, a
+// power of two, side by side (VEC 4) or G apart (VEC 1); a warp has 32 / G heads of q, k and v
 
 // What these kernels are told. P: channels of a row of p: 3C, then b, then zeros; `first`: the head
 // of 3 NH that SiLU starts at; lanes: G. `parts` warps take a row, `strips` a sequence.
@@ -407,10 +869,10 @@ typedef struct {
     size_t parts, strips;
 } Shape;
 
-// Where a thread's channels are: its head of 3 NH; the first channel; how many of its K groups of
-// VEC, G VEC apart, lie in the head.
+// Where a thread's channels are: its head of 3 NH; the first channel; how many of its groups of
+// VEC, `lanes` VEC apart, lie in the head.
 typedef struct {
-    int head, channel, groups;
+    int head, channel, groups, lanes;
 } Place;
 
 // place_of: see Place; `part`: which heads the warp has.
@@ -419,79 +881,70 @@ template <int VEC> static __device__ inline Place place_of(Shape s, size_t part)
     const int lane = threadIdx.x % WARP, j = lane % s.lanes;
     const int head = (int)part * (WARP / s.lanes) + lane / s.lanes, left = s.HS - VEC * j;
     const int groups = (left + VEC * s.lanes - 1) / (VEC * s.lanes);
-    return {head, head * s.HS + VEC * j, head < 3 * s.NH && left > 0 ? groups : 0};
+    return {head, head * s.HS + VEC * j, head < 3 * s.NH && left > 0 ? groups : 0, s.lanes};
 }
 
 // channels_load: the thread's channels of a row, 0 where it has none and for NULL.
-template <int VEC, int K>
-static __device__ inline void channels_load(float (&to)[K * VEC], const floatX *__restrict__ row,
-                                            Place place, int lanes)
+template <int VEC>
+static __device__ inline void channels_load(float (&to)[EACH], const floatX *__restrict__ row,
+                                            Place place)
 {
 #pragma unroll
-    for (int k = 0; k < K; k++) {
+    for (int k = 0; k < EACH / VEC; k++) {
         Pack<floatX, VEC> v = {};
         if (row && k < place.groups)
-            v = *(const Pack<floatX, VEC> *)(row + place.channel + k * VEC * lanes);
+            v = *(const Pack<floatX, VEC> *)(row + place.channel + k * VEC * place.lanes);
         for (int i = 0; i < VEC; i++)
             to[k * VEC + i] = (float)v.v[i];
     }
 }
 
 // channels_store: row = the thread's channels.
-template <int VEC, int K>
-static __device__ inline void channels_store(floatX *row, const float (&x)[K * VEC], Place place,
-                                             int lanes)
+template <int VEC>
+static __device__ inline void channels_store(floatX *row, const float (&x)[EACH], Place place)
 {
 #pragma unroll
-    for (int k = 0; k < K; k++) {
+    for (int k = 0; k < EACH / VEC; k++) {
         Pack<floatX, VEC> v;
         for (int i = 0; i < VEC; i++)
             v.v[i] = (floatX)x[k * VEC + i];
         if (k < place.groups)
-            *(Pack<floatX, VEC> *)(row + place.channel + k * VEC * lanes) = v;
+            *(Pack<floatX, VEC> *)(row + place.channel + k * VEC * place.lanes) = v;
     }
 }
 
 // weights_load: the convolution's weights (3C,4) of the thread's channels; 1 for the row itself
 // where there is none.
-template <int VEC, int K>
-static __device__ inline void weights_load(float (&to)[WINDOW][K * VEC], const float *conv_w,
-                                           Place place, int lanes)
+template <int VEC>
+static __device__ inline void weights_load(float (&to)[WINDOW][EACH], const float *conv_w,
+                                           Place place)
 {
 #pragma unroll
-    for (int i = 0; i < K * VEC; i++) {
-        const int c = place.channel + i / VEC * VEC * lanes + i % VEC;
+    for (int i = 0; i < EACH; i++) {
+        const int c = place.channel + i / VEC * VEC * place.lanes + i % VEC;
         for (int w = 0; w < WINDOW; w++)
             to[w][i] = i / VEC >= place.groups ? 0 : conv_w ? conv_w[c * WINDOW + w]
                        : w == WINDOW - 1;
     }
 }
 
-// head_sum: sum of x over the lanes of a head, to all of them.
-static __device__ inline float head_sum(float x, int lanes)
-{
-    for (int i = lanes / 2; i > 0; i /= 2)
-        x += __shfl_xor_sync(~0u, x, i);
-    return x;
-}
-
 // shift: x[w] = x[w + 1]; the last stays.
-template <int E> static __device__ inline void shift(float (&x)[WINDOW][E])
+static __device__ inline void shift(float (&x)[WINDOW][EACH])
 {
 #pragma unroll
-    for (int i = 0; i < E; i++)
+    for (int i = 0; i < EACH; i++)
         for (int w = 0; w + 1 < WINDOW; w++)
             x[w][i] = x[w + 1][i];
 }
 
 // activate: a = SiLU, or nothing, of what the convolution makes of the window x; slope (NULL: not
 // asked for).
-template <int E>
-static __device__ inline void activate(float (&a)[E], float *slope, const float (&x)[WINDOW][E],
-                                       const float (&weight)[WINDOW][E], bool with_silu)
+static __device__ inline void activate(float (&a)[EACH], float *slope,
+                                       const float (&x)[WINDOW][EACH],
+                                       const float (&weight)[WINDOW][EACH], bool with_silu)
 {
 #pragma unroll
-    for (int i = 0; i < E; i++) {
+    for (int i = 0; i < EACH; i++) {
         float z = 0, s = 1;
         for (int w = 0; w < WINDOW; w++)
             z += weight[w][i] * x[w][i];
@@ -503,7 +956,7 @@ static __device__ inline void activate(float (&a)[E], float *slope, const float 
 
 // activate_forward_kernel: a warp takes STRIP positions and 32 / G heads, the window of p in
 // registers. See activate_forward.
-template <int VEC, int K>
+template <int VEC>
 static __global__ void activate_forward_kernel(floatX *__restrict__ qkv, float *__restrict__ beta,
                                                floatX *window, const floatX *__restrict__ p,
                                                const float *__restrict__ conv_w, Shape s,
@@ -514,17 +967,17 @@ static __global__ void activate_forward_kernel(floatX *__restrict__ qkv, float *
     if (b >= B)
         return;
     const Place place = place_of<VEC>(s, task % s.parts);
-    float x[WINDOW][K * VEC], weight[WINDOW][K * VEC], a[K * VEC];
+    float x[WINDOW][EACH], weight[WINDOW][EACH], a[EACH];
     const int h = place.head - 2 * s.NH; // of v
     p += b * s.T * s.P;
     qkv += b * s.T * C3;
     beta += b * s.T * s.NH;
-    weights_load<VEC, K>(weight, conv_w, place, s.lanes);
+    weights_load<VEC>(weight, conv_w, place);
 #pragma unroll
     for (int w = 0; w < WINDOW - 1; w++) {
         const int t = t0 + w - (WINDOW - 1);
         const floatX *before = window ? window + (b * (WINDOW - 1) + w) * C3 : NULL;
-        channels_load<VEC, K>(x[w + 1], t < 0 ? before : p + (size_t)t * s.P, place, s.lanes);
+        channels_load<VEC>(x[w + 1], t < 0 ? before : p + (size_t)t * s.P, place);
     }
 #pragma unroll
     for (int i = 0; i < STRIP; i++) {
@@ -532,56 +985,53 @@ static __global__ void activate_forward_kernel(floatX *__restrict__ qkv, float *
         const bool inside = t < s.T;
         float squares = 0;
         shift(x);
-        channels_load<VEC, K>(x[WINDOW - 1], inside ? p + (size_t)t * s.P : NULL, place, s.lanes);
+        channels_load<VEC>(x[WINDOW - 1], inside ? p + (size_t)t * s.P : NULL, place);
         activate(a, NULL, x, weight, place.head >= s.first);
 #pragma unroll
-        for (int j = 0; j < K * VEC; j++)
+        for (int j = 0; j < EACH; j++)
             squares += a[j] * a[j];
-        squares = head_sum(squares, s.lanes);
+        squares = lanes_sum(squares, s.lanes);
         const float r = h < 0 ? rsqrtf(squares + RMS_EPS) : 1;
 #pragma unroll
-        for (int j = 0; j < K * VEC; j++)
+        for (int j = 0; j < EACH; j++)
             a[j] *= r;
         if (inside)
-            channels_store<VEC, K>(qkv + (size_t)t * C3, a, place, s.lanes);
+            channels_store<VEC>(qkv + (size_t)t * C3, a, place);
         if (inside && h >= 0 && h < s.NH && lane % s.lanes == 0)
             beta[(size_t)t * s.NH + h] = s.range * sigmoid((float)p[(size_t)t * s.P + C3 + h]);
         if (window && t == s.T - 1)
             for (int w = 0; w < WINDOW - 1; w++)
-                channels_store<VEC, K>(window + (b * (WINDOW - 1) + w) * C3, x[w + 1], place,
-                                       s.lanes);
+                channels_store<VEC>(window + (b * (WINDOW - 1) + w) * C3, x[w + 1], place);
     }
 }
 
 // activate_backward_kernel: a block takes 32 / G heads and every `slices`-th eight strips, a warp
 // each: dp =, and partial (slices,3C,4) = its sum for the weights. The gradient of a row is due
 // three rows later, so that strips overlap by three. See activate_backward.
-template <int VEC, int K>
-static __global__ void activate_backward_kernel(floatX *__restrict__ dp, float *partial,
-                                                const floatX *__restrict__ dqkv,
-                                                const float *__restrict__ dbeta,
-                                                const floatX *__restrict__ p,
-                                                const float *__restrict__ beta,
-                                                const float *__restrict__ conv_w, Shape s,
-                                                size_t B, size_t slices)
+template <int VEC>
+static __global__ void
+activate_backward_kernel(floatX *__restrict__ dp, float *partial, const floatX *__restrict__ dqkv,
+                         const float *__restrict__ dbeta, const floatX *__restrict__ p,
+                         const float *__restrict__ beta, const float *__restrict__ conv_w, Shape s,
+                         size_t B, size_t slices)
 {
-    enum { E = K * VEC };
-    __shared__ float sums[ROW_WARPS][WARP * E * WINDOW];
+    __shared__ float sums[ROW_WARPS][WARP * EACH * WINDOW];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP, C3 = 3 * s.NH * s.HS;
     const int lag = conv_w ? WINDOW - 1 : 0;
     const size_t slice = blockIdx.x / s.parts, end = B * s.strips;
     const Place place = place_of<VEC>(s, blockIdx.x % s.parts);
     const int h = place.head - 2 * s.NH;
-    float x[WINDOW][E], dz[WINDOW][E], weight[WINDOW][E], dweight[WINDOW][E] = {}, a[E], slope[E];
-    weights_load<VEC, K>(weight, conv_w, place, s.lanes);
+    float x[WINDOW][EACH], dz[WINDOW][EACH], weight[WINDOW][EACH], dweight[WINDOW][EACH] = {};
+    float a[EACH], slope[EACH];
+    weights_load<VEC>(weight, conv_w, place);
     for (size_t strip = slice * ROW_WARPS + warp; strip < end; strip += slices * ROW_WARPS) {
         const int t0 = (int)(strip % s.strips) * STRIP;
         const size_t row0 = strip / s.strips * s.T;
 #pragma unroll
         for (int w = 0; w < WINDOW; w++) {
             const int t = t0 + w - WINDOW;
-            channels_load<VEC, K>(x[w], t < 0 ? NULL : p + (row0 + t) * s.P, place, s.lanes);
-            for (int i = 0; i < E; i++)
+            channels_load<VEC>(x[w], t < 0 ? NULL : p + (row0 + t) * s.P, place);
+            for (int i = 0; i < EACH; i++)
                 dz[w][i] = 0;
         }
 #pragma unroll 2
@@ -591,21 +1041,19 @@ static __global__ void activate_backward_kernel(floatX *__restrict__ dp, float *
             float squares = 0, dot = 0;
             shift(x);
             shift(dz);
-            channels_load<VEC, K>(x[WINDOW - 1], inside ? p + (row0 + t) * s.P : NULL, place,
-                                  s.lanes);
-            channels_load<VEC, K>(dz[WINDOW - 1], inside ? dqkv + (row0 + t) * C3 : NULL, place,
-                                  s.lanes);
+            channels_load<VEC>(x[WINDOW - 1], inside ? p + (row0 + t) * s.P : NULL, place);
+            channels_load<VEC>(dz[WINDOW - 1], inside ? dqkv + (row0 + t) * C3 : NULL, place);
             activate(a, slope, x, weight, place.head >= s.first);
 #pragma unroll
-            for (int i = 0; i < E; i++) {
+            for (int i = 0; i < EACH; i++) {
                 squares += a[i] * a[i];
                 dot += a[i] * dz[WINDOW - 1][i];
             }
-            squares = head_sum(squares, s.lanes);
-            dot = head_sum(dot, s.lanes);
+            squares = lanes_sum(squares, s.lanes);
+            dot = lanes_sum(dot, s.lanes);
             const float r = h < 0 ? rsqrtf(squares + RMS_EPS) : 1, sum = h < 0 ? r * r * dot : 0;
 #pragma unroll
-            for (int i = 0; i < E; i++) {
+            for (int i = 0; i < EACH; i++) {
                 dz[WINDOW - 1][i] = r * (dz[WINDOW - 1][i] - a[i] * sum) * slope[i];
                 a[i] = lag ? 0 : dz[WINDOW - 1][i]; // from here on: the gradient that is due
                 for (int w = 0; w < WINDOW && lag; w++) {
@@ -614,7 +1062,7 @@ static __global__ void activate_backward_kernel(floatX *__restrict__ dp, float *
                 }
             }
             if (due >= t0 && due < min(t0 + STRIP, s.T))
-                channels_store<VEC, K>(dp + (row0 + due) * s.P, a, place, s.lanes);
+                channels_store<VEC>(dp + (row0 + due) * s.P, a, place);
             const size_t row = row0 + t;
             for (int i = h; own && h >= 0 && i < s.P - C3 && lane % s.lanes == 0; i += s.NH) {
                 const float y = i < s.NH ? beta[row * s.NH + h] : 0; // beyond b: 0
@@ -625,23 +1073,23 @@ static __global__ void activate_backward_kernel(floatX *__restrict__ dp, float *
     }
     if (!lag)
         return;
-    for (int i = 0; i < E * WINDOW; i++)
-        sums[warp][lane * E * WINDOW + i] = dweight[i % WINDOW][i / WINDOW];
+    for (int i = 0; i < EACH * WINDOW; i++)
+        sums[warp][lane * EACH * WINDOW + i] = dweight[i % WINDOW][i / WINDOW];
     __syncthreads();
-    for (int j = warp; j < E * WINDOW; j += ROW_WARPS) {
+    for (int j = warp; j < EACH * WINDOW; j += ROW_WARPS) {
         const int e = j / WINDOW, c = place.channel + e / VEC * VEC * s.lanes + e % VEC;
         float sum = 0;
         for (int w = 0; w < ROW_WARPS; w++)
-            sum += sums[w][lane * E * WINDOW + j];
+            sum += sums[w][lane * EACH * WINDOW + j];
         if (e / VEC < place.groups)
             partial[(slice * C3 + c) * WINDOW + j % WINDOW] = sum;
     }
 }
 
-// shape_of: see Shape; VEC is 4, K 1 where that divides a head of at most 128, else VEC 1, K 8.
+// shape_of: see Shape; VEC is 4 where that divides a head, else 1.
 static Shape shape_of(size_t T, size_t C, size_t NH, size_t P, size_t first, float range)
 {
-    const size_t HS = C / NH, vec = HS % 4 == 0 && HS <= 4 * WARP ? 4 : 1;
+    const size_t HS = C / NH, vec = HS % 4 == 0 ? 4 : 1;
     size_t lanes = 1;
     while (lanes < WARP && lanes * vec < HS)
         lanes *= 2;
@@ -662,10 +1110,10 @@ static void activate_forward(floatX *qkv, float *beta, floatX *window, const flo
     const Shape s = shape_of(T, C, NH, P, first, range);
     const size_t grid = (B * s.strips * s.parts + ROW_WARPS - 1) / ROW_WARPS;
     if (s.vec == 4)
-        LAUNCH((activate_forward_kernel<4, 1>), grid, ROW_WARPS * WARP, 0, stream, qkv, beta,
+        LAUNCH(activate_forward_kernel<4>, grid, ROW_WARPS * WARP, 0, stream, qkv, beta,
                window, p, conv_w, s, B);
     else
-        LAUNCH((activate_forward_kernel<1, 8>), grid, ROW_WARPS * WARP, 0, stream, qkv, beta,
+        LAUNCH(activate_forward_kernel<1>, grid, ROW_WARPS * WARP, 0, stream, qkv, beta,
                window, p, conv_w, s, B);
 }
 
@@ -681,10 +1129,10 @@ static void activate_backward(floatX *dp, float *dconv_w, float *partial, const 
     const size_t warps = (B * s.strips + ROW_WARPS - 1) / ROW_WARPS, n = 3 * C * WINDOW;
     const size_t slices = warps < CONV_SLICES ? warps : CONV_SLICES;
     if (s.vec == 4)
-        LAUNCH((activate_backward_kernel<4, 1>), s.parts * slices, ROW_WARPS * WARP, 0, stream, dp,
+        LAUNCH(activate_backward_kernel<4>, s.parts * slices, ROW_WARPS * WARP, 0, stream, dp,
                partial, dqkv, dbeta, p, beta, conv_w, s, B, slices);
     else
-        LAUNCH((activate_backward_kernel<1, 8>), s.parts * slices, ROW_WARPS * WARP, 0, stream, dp,
+        LAUNCH(activate_backward_kernel<1>, s.parts * slices, ROW_WARPS * WARP, 0, stream, dp,
                partial, dqkv, dbeta, p, beta, conv_w, s, B, slices);
     if (conv_w)
         LAUNCH(slices_sum_kernel, (n + ROW_WARPS * WARP - 1) / (ROW_WARPS * WARP), ROW_WARPS * WARP,
@@ -726,11 +1174,10 @@ static void rmsnorm_forward(floatX *out, const X *x, const float *weight, size_t
 // rmsnorm_backward_kernel: a block takes K rows, a warp every eighth: dx, and partial (slices,C) =
 // the block's sum of dout x r. With d = dout weight: dx += (first: =) r (d - x r^2 mean(d x)).
 template <typename X>
-static __global__ void rmsnorm_backward_kernel(floatX *__restrict__ dx, float *partial,
-                                               const floatX *__restrict__ dout,
-                                               const X *__restrict__ x,
-                                               const float *__restrict__ weight, size_t N,
-                                               size_t K, int C, int first)
+static __global__ void
+rmsnorm_backward_kernel(floatX *__restrict__ dx, float *partial, const floatX *__restrict__ dout,
+                        const X *__restrict__ x, const float *__restrict__ weight, size_t N,
+                        size_t K, int C, int first)
 {
     extern __shared__ float factor[]; // (K): r of each row
     __shared__ float sums[ROW_WARPS][WARP];
@@ -829,12 +1276,11 @@ static void swiglu_backward(floatX *dgu, const floatX *dout, const floatX *gu, s
                             cudaStream_t stream)
 {
     const size_t n = N * H, each = ROW_WARPS * WARP * (H % EACH ? 1 : EACH);
+    const size_t grid = (n + each - 1) / each;
     if (H % EACH)
-        LAUNCH(swiglu_kernel<1>, (n + each - 1) / each, ROW_WARPS * WARP, 0, stream, dgu, dout, gu,
-               n, H);
+        LAUNCH(swiglu_kernel<1>, grid, ROW_WARPS * WARP, 0, stream, dgu, dout, gu, n, H);
     else
-        LAUNCH(swiglu_kernel<EACH>, (n + each - 1) / each, ROW_WARPS * WARP, 0, stream, dgu, dout,
-               gu, n, H);
+        LAUNCH(swiglu_kernel<EACH>, grid, ROW_WARPS * WARP, 0, stream, dgu, dout, gu, n, H);
 }
 
 // swiglu_forward: out (N,H) = SiLU(g) y, g and y the halves of a row of gu (N,2H).
@@ -1432,14 +1878,15 @@ typedef struct {
 } Copies;
 
 typedef struct {
-    float *x, *beta, *u, *S, *mid, *logits, *losses;
+    float *x, *beta, *S, *mid, *logits, *losses;
     floatX *r1, *p, *b, *qkv, *o, *z, *r2, *gu, *h, *y;
+    Kept kept;
 } Acts;
 
 // Gradients of one layer's activations, used again by every layer, and scratch.
 typedef struct {
-    float *partial, *dbeta, *work;
-    floatX *dx, *dr, *dqkv, *dp, *d_o, *dz, *dgu, *dh, *dlogits;
+    float *partial, *dbeta;
+    floatX *dstates, *dx, *dr, *dqkv, *dp, *d_o, *dz, *dgu, *dh, *dlogits;
 } Dacts;
 
 // Decoding: what the layers remember, S of every head and the last inputs of the convolution;
@@ -1539,6 +1986,10 @@ static void model_plan(Model *m, const Config *config)
     const size_t NH = m->NH = (size_t)config->heads, HS = C / NH, H = m->H = hidden_size(config);
     const size_t D = m->decode_B = B < 32 ? B : 32, L_conv = config->conv ? L : 0;
     const size_t Vp = m->Vp = (V + 31) / 32 * 32, P = m->P = (3 * C + NH + 7) / 8 * 8;
+    const size_t by_chunk = config->form == CHUNK ? L : 0, by_token = L - by_chunk;
+    const size_t eval_B = std::min(B, B * T / shape.eval_T); // its chunks may be more
+    const size_t chunks = NH * std::max(B * ((T + CS - 1) / CS),
+                                        eval_B * ((shape.eval_T + CS - 1) / CS));
     m->silu_from = config->conv || config->qk_silu ? 0 : 2 * NH;
     m->range = (float)(1 + config->eigenvalues);
     const DeviceTensor copies[] = {
@@ -1553,8 +2004,13 @@ static void model_plan(Model *m, const Config *config)
         SPACED("p", floatX, P, 0, Acts, p, L, B, T, 3 * C),
         SPACED("b", floatX, P, 3 * C, Acts, b, L, B, T, NH),
         DEVICE("qkv", floatX, Acts, qkv, L, B, T, 3 * C),
-        DEVICE("beta", float, Acts, beta, L, B, T, NH), DEVICE("u", float, Acts, u, L, B, T, C),
-        DEVICE("S", float, Acts, S, L, B, NH, HS * HS), DEVICE("o", floatX, Acts, o, L, B, T, C),
+        DEVICE("beta", float, Acts, beta, L, B, T, NH), // of u only one exists
+        DEVICE("u", float, Acts, kept.u, by_token, B, T, C),
+        DEVICE("S", float, Acts, S, by_token, B, NH, HS * HS),
+        DEVICE("u", floatX, Acts, kept.N, by_chunk, B, T, C),
+        DEVICE("pairs", floatX, Acts, kept.pairs, by_chunk, chunks, 3 * CS, CS),
+        DEVICE("states", floatX, Acts, kept.states, by_chunk, chunks, HS, HS),
+        DEVICE("o", floatX, Acts, o, L, B, T, C),
         DEVICE("z", floatX, Acts, z, L, B, T, C), DEVICE("mid", float, Acts, mid, L, B, T, C),
         DEVICE("r2", floatX, Acts, r2, L, B, T, C), DEVICE("gu", floatX, Acts, gu, L, B, T, 2 * H),
         DEVICE("h", floatX, Acts, h, L, B, T, H), DEVICE("y", floatX, Acts, y, B, T, C),
@@ -1568,7 +2024,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("dz", floatX, Dacts, dz, B, T, C), DEVICE("dgu", floatX, Dacts, dgu, B, T, 2 * H),
         DEVICE("dh", floatX, Dacts, dh, B, T, H),
         DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
-        DEVICE("work", float, Dacts, work, delta_work(B, T, C, NH)),
+        DEVICE("dstates", floatX, Dacts, dstates, by_chunk ? chunks : 0, HS, HS),
         DEVICE("partial", float, Dacts, partial, partial_size(m)),
     };
     const DeviceTensor decoder[] = {
@@ -1612,11 +2068,14 @@ static double model_flops(const Model *m)
 static Acts layer_acts(const Model *m, size_t l)
 {
     const size_t n = l * m->B * m->T, C = n * m->C, NH = n * m->NH, P = n * m->P, H = n * m->H;
+    const size_t square = (m->C / m->NH) * (m->C / m->NH), heads = l * m->B * m->NH;
+    const size_t chunks = heads * ((m->T + CS - 1) / CS);
     const Acts *a = &m->acts;
-    return {.x = a->x + C, .beta = a->beta + NH, .u = a->u + C,
-            .S = a->S + l * m->B * m->C * (m->C / m->NH), .mid = a->mid + C, .r1 = a->r1 + C,
-            .p = a->p + P, .qkv = a->qkv + 3 * C, .o = a->o + C, .z = a->z + C, .r2 = a->r2 + C,
-            .gu = a->gu + 2 * H, .h = a->h + H};
+    return {.x = a->x + C, .beta = a->beta + NH, .S = a->S ? a->S + heads * square : NULL,
+            .mid = a->mid + C, .r1 = a->r1 + C, .p = a->p + P, .qkv = a->qkv + 3 * C,
+            .o = a->o + C, .z = a->z + C, .r2 = a->r2 + C, .gu = a->gu + 2 * H, .h = a->h + H,
+            .kept = {a->kept.u + C, a->kept.N + C, a->kept.pairs + chunks * 3 * CS * CS,
+                     a->kept.states + chunks * square}};
 }
 
 // layer_params: the parameters of layer l, or their gradients.
@@ -1656,7 +2115,7 @@ static void model_forward(Model *m)
         matmul_forward(k.p, k.r1, w.in_w, NULL, N, C, P, stream);
         activate_forward(k.qkv, k.beta, NULL, k.p, p.conv_w, B, T, C, NH, P, m->silu_from, m->range,
                          stream);
-        delta_forward(k.o, k.u, k.S, k.qkv, k.beta, NULL, B, T, C, NH, m->config.form, stream);
+        delta_forward(k.o, k.kept, k.S, k.qkv, k.beta, NULL, B, T, C, NH, m->config.form, stream);
         rmsnorm_forward(k.z, k.o, p.norm_o_w, N * NH, C / NH, stream);
         matmul_residual(k.mid, k.x, k.z, w.proj_w, NULL, N, C, C, stream);
         rmsnorm_forward(k.r2, k.mid, p.norm2_w, N, C, stream);
@@ -1712,8 +2171,8 @@ static void model_backward(Model *m)
         matmul_backward_input(d.dz, d.dx, w.proj_w, N, C, C, stream);
         rmsnorm_backward(d.d_o, g.norm_o_w, d.partial, d.dz, k.o, p.norm_o_w, N * NH, C / NH, 1,
                          stream);
-        delta_backward(d.dqkv, d.dbeta, NULL, d.d_o, NULL, k.u, k.S, k.qkv, k.beta, d.work, B, T, C,
-                       NH, m->config.form, stream);
+        delta_backward(d.dqkv, d.dbeta, NULL, d.dstates, d.d_o, NULL, k.kept, k.S, k.qkv, k.beta, B,
+                       T, C, NH, m->config.form, stream);
         activate_backward(d.dp, g.conv_w, d.partial, d.dqkv, d.dbeta, k.p, k.beta, p.conv_w, B, T,
                           C, NH, P, m->silu_from, m->range, stream);
         in_backward_weight(g.qkv_w, g.beta_w, d.partial, d.dp, k.r1, N, C, NH, P, stream);
@@ -1746,7 +2205,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
         matmul_forward(d.dp, d.dr, w.in_w, NULL, D, C, P, stream);
         activate_forward(d.dqkv, d.dbeta, window, d.dp, p.conv_w, D, 1, C, NH, P, m->silu_from,
                          m->range, stream);
-        delta_forward(d.d_o, NULL, S, d.dqkv, d.dbeta, S, D, 1, C, NH, RECURRENT, stream);
+        delta_forward(d.d_o, {}, S, d.dqkv, d.dbeta, S, D, 1, C, NH, RECURRENT, stream);
         rmsnorm_forward(d.dz, d.d_o, p.norm_o_w, D * NH, C / NH, stream);
         matmul_residual(memory.x, memory.x, d.dz, w.proj_w, NULL, D, C, C, stream);
         rmsnorm_forward(d.dr, memory.x, p.norm2_w, D, C, stream);
@@ -2137,7 +2596,10 @@ static void config_check(const Config *c)
         die(EXIT_USAGE, "--channels %d: expected a multiple of --heads %d: every head has as many "
             "channels\nhint: --heads %d --channels %d", c->channels, c->heads, c->heads,
             (c->channels / c->heads + 1) * c->heads);
-    delta_check((size_t)(c->channels / c->heads), c->form);
+    if (c->channels / c->heads > HEAD_MOST)
+        die(EXIT_USAGE, "--heads: expected heads of at most %d channels, got %d\n"
+            "hint: more --heads; ./train_deltanet, on the CPU, takes any", HEAD_MOST,
+            c->channels / c->heads);
 }
 
 static Config config;
@@ -2166,13 +2628,15 @@ int main(int argc, char **argv)
     training_check(&config.training);
     threads_set(config.training.threads);
     task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 0);
+    const char *gpu = cuda_start();
+    config.form = delta_form((size_t)(config.channels / config.heads), config.form);
     model_plan(&model, &config);
     options_print(stdout, "", &options);
     char name[64];
     snprintf(name, sizeof name, "%s, " PRECISION_NAME, model_name(&config));
     training_print(name, &model.weights, "wte", model_flops(&model),
                    model.B * model.T * (size_t)config.training.accumulate, model_bytes(&model));
-    model.device.name = cuda_start();
+    model.device.name = gpu;
     cuda_memory_check(model_bytes(&model));
     const size_t free_bytes = cuda_memory_free();
     model_alloc(&model);

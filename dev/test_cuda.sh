@@ -90,7 +90,7 @@ fails() {
 columns() { grep -v '^#' "$1" | cut -d , -f 1-6; }
 
 # losses NAME BOUND PROGRAM OPTIONS...: ten steps' losses, and that of fresh sequences, beside the
-# CPU's
+# CPU's; FORM: the GPU's --form
 losses() {
     local name=$1 bound=$2 program=$3 dir
     dir=$(mktemp -d -p "$work")
@@ -98,7 +98,7 @@ losses() {
     fill "$@" --steps 10
     set -- "${options[@]}"
     $cpu --threads 4 "$@" --out "$dir/cpu" >/dev/null 2>&1
-    $program "$@" --out "$dir/gpu" >"$dir/log" 2>&1 || tail -n 2 "$dir/log"
+    $program "$@" ${FORM:+--form $FORM} --out "$dir/gpu" >"$dir/log" 2>&1 || tail -n 2 "$dir/log"
     if paste -d , "$dir/cpu/log.csv" "$dir/gpu/log.csv" | awk -F , -v bound="$bound" '
         $2 == "train" || $2 == "val" {
             n++; e = ($11 - $3) / $3; e = e < 0 ? -e : e; if (e > worst) worst = e
@@ -216,8 +216,8 @@ END
     [ "$model" = deltanet ] && for precision in FP32 BF16; do
         nvcc $flags -DPRECISION_$precision -DTESTING dev/test_delta.cu -o "$work/delta" &&
             out=$("$work/delta" 2>&1 | tail -n 2 | tr '\n' ' ')
-        [[ $out == *" 0 failed"* ]] && row "recurrence from state to state, $precision" "ok $out" ||
-            row "recurrence from state to state, $precision" "FAIL $out"
+        [[ $out == *" 0 failed"* ]] && row "the delta rule from state to state, $precision" "ok $out" ||
+            row "the delta rule from state to state, $precision" "FAIL $out"
     done
     [ build/test_device -nt train_causalrn.cu ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
         dev/test_device.cu -o build/test_device
@@ -389,16 +389,17 @@ gpt2_noncausal() {
 # deltanet_checks: DeltaNet in both ranges, all head sizes, the tasks that ask for states, lengths
 # around the strips and warps of the kernels. BF16: see dev/emulate/test.sh
 deltanet_checks() {
-    local range s hs t task form tool
+    local range s hs t task tool
     local -x BF16_FORWARD=2.5e-2 BF16_GRAD=4e-2
     fails "--channels 64 --heads 5" 2 "heads" $bf16 --channels 64 --heads 5
-    fails "--heads 1 --channels 512" 2 "at most 256" $bf16 --heads 1 --channels 512
+    fails "--heads 1 --channels 512" 2 "at most 128" $bf16 --heads 1 --channels 512
+    fails "--form chunk, fp32" 2 "in BF16" $fp32 --form chunk
+    fails "--form chunk, HS=20" 2 "a multiple of 8" $bf16 --form chunk --heads 1 --channels 20
     fails "--batch-size 1" 2 "an evaluation reads" $bf16 --batch-size 1
-    background decodes "heads of 256" --task copying --heads 1 --channels 256 --string-size 4
+    background decodes "heads of 128" --task copying --heads 1 --channels 128 --string-size 4
     for range in signed nonneg; do
-        for form in auto recurrent; do
-            FORM=$form background agree "$range, form $form" --eigenvalues $range
-        done
+        background agree "$range" --eigenvalues $range
+        PRECISIONS=bf16 FORM=chunk background agree "$range, chunk" --eigenvalues $range
         for s in 1 127 256; do
             background agree "$range S=$s" --eigenvalues $range --string-size $s
         done
@@ -423,10 +424,11 @@ deltanet_checks() {
         PRECISIONS=$([ $t -le 2 ] && echo fp32) background agree "T=$t NH=3 B=1" --task text \
             --text README.md --context $t --batch-size 1 --channels 96 --heads 3 --layers 1
     done
-    for hs in 5 20 33 64 100 128 160 256; do
+    for hs in 5 20 33 64 100 128; do
         PRECISIONS=$([ $hs = 5 ] && echo fp32) background agree "HS=$hs" --heads 3 \
             --channels $((3 * hs))
     done
+    chunk_checks
     PRECISIONS=fp32 background agree "NH=33 B=33" --channels 264 --heads 33 --batch-size 33
     background agree "C=768 NH=6 B=1" --channels 768 --heads 6 --hidden 0 --batch-size 1
     PRECISIONS=fp32 background agree "S=128 C=192 B=8 L=12" --string-size 128 --channels 192 \
@@ -438,17 +440,43 @@ deltanet_checks() {
     for tool in memcheck racecheck initcheck synccheck; do
         background sanitize $tool --heads 2
         background sanitize $tool --heads 1 --channels 128
-        background sanitize $tool --heads 1 --channels 160
+        background sanitize $tool --heads 1 --channels 128 --form recurrent
+        background sanitize $tool --form chunk
     done
+}
+
+# chunk_checks: as in dev/emulate/test.sh
+chunk_checks() {
+    local t hs
+    local -x PRECISIONS=bf16 FORM=chunk
+    for hs in 8 16 32 40 64 72 128; do
+        background agree "chunk HS=$hs" --task text --text README.md --context 70 --heads 2 \
+            --channels $((2 * hs)) --layers $((hs < 16 ? 1 : 2))
+    done
+    for t in 3 63 64 65 130 255 1000; do
+        background agree "chunk T=$t B=1" --task text --text README.md --context $t --batch-size 1 \
+            --channels 96 --heads 3 --layers 1
+    done
+    background agree "chunk T=2048 HS=128" --string-size 1023 --batch-size 1 --channels 256 \
+        --heads 2 --layers 1
+    background losses "chunk --accumulate 3" 1e-2 $bf16 --accumulate 3
+    background losses "chunk, longer fresh sequences" 1e-2 $bf16 --task parity --max-length 40 \
+        --eval-min-length 64 --eval-max-length 90 --batch-size 8 --eval-batches 2 --lr 1e-3
+    background losses "chunk, shorter fresh sequences" 1e-2 $bf16 --task parity --max-length 90 \
+        --eval-min-length 10 --eval-max-length 20 --batch-size 8 --eval-batches 2 --lr 1e-3
+    background same "bf16 chunk" $bf16 --form chunk --string-size 40
+    FORM=recurrent background agree "recurrent HS=64" --channels 192 --heads 3
+    FORM=recurrent background agree "recurrent HS=128" --channels 256 --heads 2
 }
 
 # deltanet_noncausal: memory that starts as NaN
 deltanet_noncausal() {
     local hs
     local -x BF16_FORWARD=2.5e-2 BF16_GRAD=4e-2
-    for hs in 32 64 128 160; do
+    for hs in 32 64 128; do
         background noncausal agree "poisoned memory, HS=$hs" --channels $((2 * hs)) --heads 2
     done
+    PRECISIONS=bf16 FORM=chunk background noncausal agree "poisoned memory, chunk HS=32" --heads 2
 }
 
 start=$(date +%s)

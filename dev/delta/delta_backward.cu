@@ -1,5 +1,5 @@
 // delta_backward.cu: gradients of the delta rule: dq, dk, dv, dbeta, dS_0 from dout, dS_T and what
-// the forward pass kept. The equations are in delta_kernels.cuh.
+// the forward pass kept. The equations are in train_deltanet.cu.
 //
 //   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp
 //        [-DPRECISION_BF16] -o delta_backward dev/delta/delta_backward.cu -lcublas -lcublasLt

@@ -1,13 +1,12 @@
 // delta_bench.cuh: what the ladders of the delta rule share: shapes, inputs, references, rows of
-// their tables. The instructions come from train_gpt2.cu, which is included whole.
+// their tables. The kernels but the plain ones are train_deltanet.cu's own, included whole.
 #ifndef SEQ_DEV_DELTA_BENCH_CUH
 #define SEQ_DEV_DELTA_BENCH_CUH
 
 #define TESTING
 #pragma nv_diag_suppress 177 // most of the trainer is not used here
-#include "../../train_gpt2.cu"
+#include "../../train_deltanet.cu"
 #include "../bench.cuh"
-#include "delta_kernels.cuh"
 #include "delta_plain.cuh"
 #include "delta_reference.h"
 
@@ -269,7 +268,7 @@ static void run_forward_recurrent(const void *problem, cudaStream_t stream)
     const Delta *x = (const Delta *)problem;
     delta_start((float *)x->final.data, x->initial, x, stream);
     DELTA_REGISTERS(REGISTERS, x->HS,
-        LAUNCH(recurrent_forward_kernel<SIZE>, x->B * x->NH, (unsigned)x->HS, 0, stream,
+        LAUNCH(recurrent_o_kernel<SIZE>, x->B * x->NH, (unsigned)x->HS, 0, stream,
                (floatX *)x->out.data, x->recurrent_u, (float *)x->final.data, DELTA_QKV(x),
                DELTA_DIMS(x)));
 }
@@ -314,26 +313,24 @@ static void run_backward_plain(const void *problem, cudaStream_t stream)
 // refuse_chunk: why the tensor cores do not take a shape, or NULL.
 static const char *refuse_chunk(const void *problem)
 {
-    return delta_chunk_takes(((const Delta *)problem)->HS) ? NULL
-                                                           : "head sizes 8, 16, ..., 128";
+    const size_t HS = ((const Delta *)problem)->HS;
+    return HS % 8 == 0 && HS <= HEAD_MOST ? NULL : "head sizes 8, 16, ..., 128";
 }
 
 // run_forward_chunk: KEEP: what the backward pass needs too.
 template <int KEEP> static void run_forward_chunk(const void *problem, cudaStream_t stream)
 {
     const Delta *x = (const Delta *)problem;
-    delta_chunk_forward((floatX *)x->out.data, x->pairs, KEEP ? x->states : NULL,
-                        KEEP ? x->u : NULL, (float *)x->final.data, DELTA_QKV(x), x->initial, x->B,
-                        x->T, x->NH, x->HS, 3 * x->C, stream);
+    const Kept kept = {NULL, KEEP ? x->u : NULL, x->pairs, KEEP ? x->states : NULL};
+    delta_forward((floatX *)x->out.data, kept, (float *)x->final.data, x->qkv, x->beta, x->initial,
+                  x->B, x->T, x->C, x->NH, CHUNK, stream);
 }
 static void run_backward_chunk(const void *problem, cudaStream_t stream)
 {
     const Delta *x = (const Delta *)problem;
-    floatX *dq = (floatX *)x->dqkv.data;
-    delta_chunk_backward(dq, dq + x->C, dq + 2 * x->C, (float *)x->dbeta.data,
-                         (float *)x->dinitial.data, x->dstates, x->dout, x->dfinal, x->pairs,
-                         x->states, x->u, x->qkv, x->qkv + x->C, x->beta, x->B, x->T, x->NH, x->HS,
-                         3 * x->C, stream);
+    delta_backward((floatX *)x->dqkv.data, (float *)x->dbeta.data, (float *)x->dinitial.data,
+                   x->dstates, x->dout, x->dfinal, {NULL, x->u, x->pairs, x->states}, NULL, x->qkv,
+                   x->beta, x->B, x->T, x->C, x->NH, CHUNK, stream);
     delta_split(x, stream);
 }
 
@@ -484,9 +481,9 @@ static int delta_inverse(const Delta *x)
 }
 #endif
 
-// delta_check: every kernel on one small shape, which repeats two heads of two sequences; returns
+// delta_small: every kernel on one small shape, which repeats two heads of two sequences; returns
 // the failures.
-static int delta_check(const BenchKernel *kernels, int num_kernels, int backward,
+static int delta_small(const BenchKernel *kernels, int num_kernels, int backward,
                        const BenchOptions *bench, size_t B, size_t T, size_t HS, DeltaKind kind,
                        int stateful)
 {
@@ -520,12 +517,12 @@ static int delta_checks(const BenchKernel *kernels, int num_kernels, int backwar
                 continue;
             if ((kind == TWO_KEYS || kind == ONE_KEY) && T > 256) // see delta_structured
                 continue;
-            failed += delta_check(kernels, num_kernels, backward, bench, B, T, HS, (DeltaKind)kind,
+            failed += delta_small(kernels, num_kernels, backward, bench, B, T, HS, (DeltaKind)kind,
                                   (i / 7 + i % 7) % 2);
             cases++;
         }
     for (int i = 0; i < 3 * 6 && !bench->B && !bench->T && !bench->C; i++) {
-        failed += delta_check(kernels, num_kernels, backward, bench, batches[i / 6], 130,
+        failed += delta_small(kernels, num_kernels, backward, bench, batches[i / 6], 130,
                               sizes[i % 6], RANDOM, 1);
         cases++;
     }

@@ -1,5 +1,5 @@
 // delta_forward.cu: o_t = s S_t q_t of the delta rule, S_0 given or zero, S_T asked for. The
-// equations are in delta_kernels.cuh.
+// equations are in train_deltanet.cu.
 //
 //   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp
 //        [-DPRECISION_BF16] -o delta_forward dev/delta/delta_forward.cu -lcublas -lcublasLt

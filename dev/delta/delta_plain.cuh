@@ -11,13 +11,13 @@ static __device__ inline float plain_beta(float beta)
 
 // ---- the recurrence; SIZE: the head size, S and D in registers, or 0: in global memory
 
-// recurrent_forward_kernel: a block a head of a sequence, a thread a row i of S, which needs no
-// other: u_i = beta (v_i - S_i.k), S_i += u_i k, o_i = s S_i.q. u is rounded before S takes it, so
-// that the backward pass can take it out again. S: initial or zero, in the end S_T.
+// recurrent_o_kernel: a block a head of a sequence, a thread a row i of S, which needs no other:
+// u_i = beta (v_i - S_i.k), S_i += u_i k, o_i = s S_i.q. u is rounded before S takes it, so that
+// the backward pass can take it out again. S: initial or zero, in the end S_T.
 template <int SIZE>
 static __global__ void __launch_bounds__(SIZE ? SIZE : 1024)
-    recurrent_forward_kernel(floatX *o, floatX *u, float *S, const floatX *q, const floatX *k,
-                             const floatX *v, const float *beta, int T, int NH, int hs, int pitch)
+    recurrent_o_kernel(floatX *o, floatX *u, float *S, const floatX *q, const floatX *k,
+                       const floatX *v, const float *beta, int T, int NH, int hs, int pitch)
 {
     const int i = threadIdx.x, b = blockIdx.x / NH, h = blockIdx.x % NH, n = SIZE ? SIZE : hs;
     const float s = rsqrtf((float)hs);
@@ -189,8 +189,8 @@ static __device__ inline void plain_store(floatX *to, const float *x, size_t str
     __syncthreads();
 }
 
-// plain_forward_kernel: the equations of delta_kernels.cuh, a block a head; S (HS,HS): initial or
-// zero, then S_T; work: plain_work a head, kept for the backward pass.
+// plain_forward_kernel: by chunks, as train_deltanet.cu has the equations, a block a head; S
+// (HS,HS): initial or zero, then S_T; work: plain_work a head, kept for the backward pass.
 static __global__ void __launch_bounds__(PLAIN_THREADS)
     plain_forward_kernel(floatX *o, float *S, float *work, const floatX *q, const floatX *k,
                          const floatX *v, const float *beta, int T, int NH, int hs, int pitch)

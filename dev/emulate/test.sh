@@ -71,7 +71,8 @@ worst() {
 }
 
 # agree NAME OPTIONS...: the dumps of the oracle and of both precisions (or PRECISIONS), with the
-# bounds of build/diff; BF16_GRAD, BF16_FORWARD: others for gradients and the rest in BF16
+# bounds of build/diff; BF16_GRAD, BF16_FORWARD: others for gradients and the rest in BF16; FORM:
+# the .cu's --form
 agree() {
     local name="$model $1" dir precision program flag
     dir=$(mktemp -d -p "$work")
@@ -84,7 +85,7 @@ agree() {
         program=$build/${model}_$precision flag=
         [ $precision = bf16 ] && flag="--bf16 ${BF16_GRAD:+--grad $BF16_GRAD}
             ${BF16_FORWARD:+--forward $BF16_FORWARD}"
-        if ! $program "${options[@]}" --dump "$dir/gpu" >"$dir/log" 2>&1; then
+        if ! $program "${options[@]}" ${FORM:+--form $FORM} --dump "$dir/gpu" >"$dir/log" 2>&1; then
             row "$name $precision" "FAIL $(tail -n 3 "$dir/log" | tr '\n' ' ')"
         elif build/diff "$dir/cpu" "$dir/gpu" $flag >"$dir/diff"; then
             row "$name $precision" "ok $(worst "$dir/diff")"
@@ -124,7 +125,8 @@ losses() {
     small "$@" --steps 3
     ./train_$model "${options[@]}" --out "$dir/cpu" >"$dir/log" 2>&1
     for seed in 1 2; do
-        EMULATE_SEED=$seed $program "${options[@]}" --out "$dir/$seed" >"$dir/log" 2>&1 ||
+        EMULATE_SEED=$seed $program "${options[@]}" ${FORM:+--form $FORM} --out "$dir/$seed" \
+            >"$dir/log" 2>&1 ||
             row "$name" "FAIL $(tail -n 2 "$dir/log" | tr '\n' ' ')"
     done
     if paste -d , <(columns "$dir/cpu/log.csv") <(columns "$dir/1/log.csv") |
@@ -282,14 +284,14 @@ causalrn_checks() {
     done
 }
 
-# recurrence PRECISION: states that come in and go out, beta 0 and 2, equal keys (dev/test_delta.cu)
-recurrence() {
+# states PRECISION: states that come in and go out, beta 0 and 2, equal keys (dev/test_delta.cu)
+states() {
     local log
-    log=$work/recurrence.$1
+    log=$work/states.$1
     compile dev/test_delta.cu $build/delta_$1 -Idev -DTESTING \
         -DTRAINER="\"$build/deltanet_$1.cc\"" ${2:-}
-    $build/delta_$1 >"$log" 2>&1 && row "deltanet recurrence $1" "ok $(tail -n 1 "$log")" ||
-        row "deltanet recurrence $1" "FAIL $(grep -m 1 FAIL "$log") $(tail -n 1 "$log")"
+    $build/delta_$1 >"$log" 2>&1 && row "deltanet states $1" "ok $(tail -n 1 "$log")" ||
+        row "deltanet states $1" "FAIL $(grep -m 1 FAIL "$log") $(tail -n 1 "$log")"
 }
 
 # deltanet_checks: head sizes of every kernel, lengths around strips and warps, both ranges, the
@@ -300,8 +302,8 @@ recurrence() {
 deltanet_checks() {
     local t hs task range
     local -x BF16_FORWARD=2.5e-2 BF16_GRAD=4e-2
-    background recurrence fp32
-    background recurrence bf16 -DPRECISION_BF16
+    background states bf16 -DPRECISION_BF16
+    background states fp32
     for range in signed nonneg; do
         background decodes "$range" 60 --task copying --eigenvalues $range --lr 2e-3
         background losses "$range" fp32 1e-4 --task copying --eigenvalues $range
@@ -324,15 +326,39 @@ deltanet_checks() {
         PRECISIONS=$([ $t -le 2 ] && echo fp32) background agree "T=$t NH=3 B=1" --task text \
             --text README.md --context $t --batch-size 1 --channels 24 --heads 3 --hidden 10
     done
-    for hs in 20 33 64 100 128 160 256; do
+    for hs in 20 33 64 100 128; do
         background agree "HS=$hs" --task copying --string-size 6 --channels $hs --heads 1
     done
+    chunk_checks
     background agree "HS=64 NH=3" --task copying --string-size 6 --channels 192 --heads 3
     for hs in 1 5; do
         PRECISIONS=fp32 background agree "HS=$hs" --task copying --channels $((3 * hs)) --heads 3
     done
     background agree "text, V=50257" --task text --vocab gpt2 --context 9 --channels 16 \
         --text "$work/tokens.bin" --batch-size 1
+}
+
+# chunk_checks: both forms in BF16, where --form auto would take the other, chunks that T fills and
+# does not, evaluations of more and of fewer chunks than a batch
+chunk_checks() {
+    local t hs
+    local -x PRECISIONS=bf16 FORM=chunk
+    for hs in 8 16 32 40 64 72 128; do
+        background agree "chunk HS=$hs" --task text --text README.md --context 70 --heads 2 \
+            --channels $((2 * hs)) --layers $((hs < 16 ? 1 : 2))
+    done
+    for t in 3 63 64 65 130 255; do
+        background agree "chunk T=$t B=1" --task text --text README.md --context $t --batch-size 1 \
+            --channels 96 --heads 3 --hidden 10
+    done
+    background trained "chunk" --task copying --string-size 33 --channels 128 --heads 2
+    background losses "chunk --accumulate 3" bf16 1e-2 --task copying --accumulate 3
+    background losses "chunk, longer fresh sequences" bf16 1e-2 --layers 2 --task parity \
+        --max-length 40 --eval-min-length 64 --eval-max-length 90 --batch-size 5 --eval-batches 2
+    background losses "chunk, shorter fresh sequences" bf16 1e-2 --layers 2 --task parity \
+        --max-length 90 --eval-min-length 10 --eval-max-length 20 --batch-size 3 --eval-batches 2
+    FORM=recurrent background agree "recurrent HS=64" --task copying --channels 128 --heads 2
+    FORM=recurrent background agree "recurrent HS=128" --task copying --channels 128 --heads 1
 }
 
 # delta_ladder DIRECTION B T C: the chunk kernels of the delta rule's ladder on a shape of two heads

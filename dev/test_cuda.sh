@@ -214,8 +214,9 @@ END
     *) fails "built for another architecture" 4 "built for architectures 800" "$work/test_arch" ;;
     esac
     [ "$model" = deltanet ] && for precision in FP32 BF16; do
-        nvcc $flags -DPRECISION_$precision -DTESTING dev/test_delta.cu -o "$work/delta" &&
-            out=$("$work/delta" 2>&1 | tail -n 2 | tr '\n' ' ')
+        [ build/test_delta_$precision -nt train_deltanet.cu ] || nvcc $flags -DTESTING \
+            -DPRECISION_$precision dev/test_delta.cu -o build/test_delta_$precision
+        out=$(build/test_delta_$precision 2>&1 | tail -n 2 | tr '\n' ' ')
         [[ $out == *" 0 failed"* ]] && row "the delta rule from state to state, $precision" "ok $out" ||
             row "the delta rule from state to state, $precision" "FAIL $out"
     done

@@ -295,7 +295,7 @@ static __global__ void __launch_bounds__(NAIVE_THREADS)
             if (SIDE)
                 dv += shared[i] * (float)dout[out_at + (size_t)i * C + h];
         }
-        to[h] = (floatX)(dx * (LINEAR ? phi_slope((float)x[h]) : scale));
+        to[h] = (floatX)(dx * (LINEAR ? phi_slope(phi((float)x[h])) : scale));
         if (SIDE)
             to[C + h] = (floatX)dv;
     }

@@ -226,7 +226,7 @@ static __global__ void __launch_bounds__(CHUNK_THREADS, 2)
             for (int n = 0; n < 8 && r < T; n++) {
                 float v[2] = {factor * out[n][2 * half], factor * out[n][2 * half + 1]};
                 for (int c = 0; c < 2 && MINUS_D; c++)
-                    v[c] *= phi_slope((float)slope[at + 8 * n + c]);
+                    v[c] *= phi_slope(phi((float)slope[at + 8 * n + c]));
                 *(uint32_t *)(to + at + 8 * n) = pack2(v[0], v[1]);
             }
         }

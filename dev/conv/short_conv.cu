@@ -13,15 +13,22 @@
 // Bytes: forward reads x and writes out, backward reads x and dout and writes dx: 2 and 3 B T C
 // elements. A row serves four outputs: who reads it once keeps the three before it in registers.
 // An element of 4 bytes (bf16) at 4.2 TB/s leaves 28 issue slots forward, of 6 bytes 42 backward;
-// about 14 and 26 are needed: bound by memory. `./short_conv` prints the table of GB/s.
+// about 14 and 26 are needed: bound by memory.
 //
-// Forward                              Backward
-//   1  a thread an output                1  a thread a dx, dz four times; a thread a K[c,w]
-//   2  16-byte accesses, four rows       2  dz to memory in fp32; dx; dK by chunks of rows
-//   3  a strip of 16 rows a thread       3  one pass, strips of 16 rows, 16-byte accesses
-//   4  32 rows, 8 of them in flight      4  one pass, strips of 64 rows
-//   5  64 rows, 8 of them in flight      5  4 with 8-byte accesses: half the registers
-//   6  4 with 8-byte accesses
+// GB/s (% of a copy) in bf16, L2 flushed; an H200, 2026-11-29:
+//                                                  (256,40,384)  (8,2048,3072) (1,65536,1024)
+//   forward  1  a thread an output                     515 (28)       631 (15)       635 (15)
+//            2  16-byte accesses, four rows            983 (54)      1523 (37)      1549 (38)
+//            3  a strip of 16 rows a thread           1044 (57)      2934 (71)      2987 (72)
+//            4  32 rows, 8 of them in flight           933 (51)      2364 (58)      2411 (59)
+//            5  64 rows, 8 of them in flight           817 (45)      2468 (60)      2541 (62)
+//            6  4 with 8-byte accesses                1087 (59)      2669 (65)      2747 (67)
+//   backward 1  a thread a dx; a thread a K[c,w]       5.6 (0.2)       21 (0.5)      7.5 (0.2)
+//            2  dz to memory in fp32; dx; dK           120 (5)        216 (5)        210 (5)
+//            3  one pass, strips of 16 rows            567 (24)      1535 (37)      1516 (37)
+//            4  one pass, strips of 64 rows            611 (26)      1916 (46)      1882 (45)
+//            5  4 with 8-byte accesses                 780 (34)      2084 (50)      2041 (49)
+// Backward 8-byte accesses win over 16-byte ones: they leave registers for more threads at once.
 // The one-pass kernels read three rows before a strip, and backward three after it, a second time.
 //
 // dK is the same in every run: a thread adds up its strips, a block its threads in order, and a

@@ -47,7 +47,8 @@ gpus=(${CUDA_VISIBLE_DEVICES-})
 gpus=(${gpus[*]//,/ })
 [ ${#gpus[@]} -gt 0 ] ||
     gpus=($(nvidia-smi --query-gpu=index --format=csv,noheader 2>/dev/null | grep -E '^[0-9]+$'))
-if [ "$JOBS" -gt 1 ]; then
+if [ "$JOBS" -gt 1 ]; then # the runs share the cores: of too many threads most would wait
+    export OMP_NUM_THREADS=$((($(nproc) + JOBS - 1) / JOBS))
     set -m
     trap 'touch "$work/stop"; for job in $(jobs -p); do kill -INT -- -$job; done' INT TERM
 fi

@@ -37,7 +37,7 @@
 //   ./train_gateloop --preset wikitext103 --text FILE     the paper's configuration; was not run
 //
 // Differences from the paper, whose complex model was never published: pre is the default;
-// --gn-groups has no weights, and eps 1e-8; fixed starts with |a| from 1/2 to 1 - 2^-8, like
+// --gn-groups has no weights, and eps 1e-8; fixed starts with |a| between 1/2 and 1 - 2^-8, like
 // RetNet's, its logits with noise of 0.3; warm-up starts at lr/warmup, not 0; fp32 throughout.
 
 #include "data/tasks.h" // and with it check, log, options, rng, tensors, threads, training

@@ -31,9 +31,13 @@ number() { # NAME VALUE: die unless the value is a whole number from 0 on
     esac
 }
 for seed in $SEEDS; do number SEEDS "$seed"; done
+if [ -n "$(printf '%s\n' $SEEDS | sort | uniq -d)" ]; then
+    echo "error: SEEDS: expected each seed once, got \"$SEEDS\"" >&2 && exit 2
+fi
 number STEPS "$STEPS" && number THIN "$THIN" && number S "${S:-1}"
 number JOBS "$JOBS" && number SAVE_EVERY "$SAVE_EVERY"
-[ "$JOBS" -gt 0 ] || { echo "error: JOBS: expected at least 1, got 0" >&2 && exit 2; }
+[[ $JOBS =~ ^[1-9][0-9]{0,2}$ ]] ||
+    { echo "error: JOBS: expected 1 to 999, got \"$JOBS\"" >&2 && exit 2; }
 failed=0 labels=() curves=() panels_of=()
 mkdir -p "$FIGURES/data" "$RUNS/$FIGURE" || exit 3
 

@@ -853,8 +853,8 @@ static void test_zero_weights(void)
 }
 
 // test_sizes: numbers of parameters, the paper's (it says 125 M, we have 123) and the small one's
-// among them; G11, G12, B10: states are kept for a tile, not a token, and sizes go beyond 32 bits; the loss of a new
-// model: logits of variance 1 cost 1/2 more than ln V.
+// among them; G11, G12, B10: states are kept for a tile, not a token, and sizes go beyond 32 bits;
+// the loss of a new model: logits of variance 1 cost 1/2 more than ln V.
 static void test_sizes(void)
 {
     static const struct {

@@ -6,12 +6,9 @@ set -eu
 cd "$(dirname "$0")/../.."
 source=$1 out=build/emulate/$(basename "$1" .cu)
 shift
-nvcc=$(command -v "${NVCC:-nvcc}" || true)
-headers=${CUDA_HEADERS:-$(dirname "$(realpath "${nvcc:-/}")")/../include}
+. dev/emulate/compile.sh
 mkdir -p build/emulate
-python3 dev/emulate/prepare.py "$source" "$out.cc"
-g++ -std=gnu++20 -O1 -g1 -w -fopenmp -fno-strict-aliasing -fsanitize=alignment \
-    -fno-sanitize-recover=alignment -U_FORTIFY_SOURCE -DGIT_HASH='"emulation"' -DPOISON \
-    -idirafter "$headers" -I. -Idev -include dev/emulate/emulate.h "$@" "$out.cc" -o "$out"
+[ -n "$headers" ] || { echo "error: no g++ with the headers of the CUDA Toolkit" >&2 && exit 2; }
+emulated "$source" "$out" -Idev "$@"
 # SHAPE is a list of words
 "$out" --check-only --kernel "${KERNEL:-all}" ${SHAPE:-}

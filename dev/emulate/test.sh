@@ -14,18 +14,7 @@ trap 'kill $(jobs -p) 2>/dev/null; rm -rf "$work"' EXIT
 jobs_max=${JOBS:-$(nproc)}
 export OMP_NUM_THREADS=1 # a check is one thread, and the checks are many
 
-# has_headers DIR: whether g++ finds in DIR what emulate.h includes
-has_headers() {
-    printf '#include <cuda_bf16.h>\n#include <cuda_runtime.h>\n#include <cublasLt.h>\n' |
-        g++ -x c++ -fsyntax-only -idirafter "$1" - 2>/dev/null
-}
-
-nvcc=$(command -v "${NVCC:-nvcc}")
-beside=$(dirname "$(realpath "${nvcc:-/}")")/../include
-for headers in ${CUDA_HEADERS:-$beside /usr/local/cuda/include /usr/include}; do
-    has_headers "$headers" && break
-    headers=
-done
+. dev/emulate/compile.sh
 if [ -z "$headers" ]; then
     echo "SKIP the GPU trainers on the CPU: no g++ with cuda_runtime.h, cuda_bf16.h and cublasLt.h"
     echo "0 passed, 0 failed"
@@ -41,17 +30,11 @@ background() {
 # row NAME RESULT: one check's outcome, "ok ..." or "FAIL ..."
 row() { printf '%s: %s\n' "$1" "$2" >>"$work/rows"; }
 
-# compile SOURCE OUT FLAGS...: a CUDA source for the CPU. POISON: memory that was never written is
-# NaN; COPYING_CAUSAL=0: the copying task takes --causal no too
+# compile SOURCE OUT FLAGS...: emulated, a row if it fails. COPYING_CAUSAL=0: the copying task takes
+# --causal no too
 compile() {
-    local source=$1 out=$2
-    shift 2
-    python3 dev/emulate/prepare.py "$source" "$out.cc" &&
-        g++ -std=gnu++20 -O1 -g1 -w -fopenmp -fno-strict-aliasing -fsanitize=alignment \
-            -fno-sanitize-recover=alignment -U_FORTIFY_SOURCE -DGIT_HASH='"emulation"' -DPOISON \
-            -DCOPYING_CAUSAL=0 -idirafter "$headers" -I. -include dev/emulate/emulate.h "$@" \
-            "$out.cc" -o "$out" >"$out.log" 2>&1 ||
-        row "compile $source" "FAIL $(head -n 3 "$out.log" | tr '\n' ' ')"
+    emulated "$@" -DCOPYING_CAUSAL=0 >"$2.log" 2>&1 ||
+        row "compile $1" "FAIL $(head -n 3 "$2.log" | tr '\n' ' ')"
 }
 
 # small OPTIONS...: options = these and, where they leave it open, those of a tiny model

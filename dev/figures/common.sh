@@ -35,7 +35,7 @@ if [ -n "$(printf '%s\n' $SEEDS | sort | uniq -d)" ]; then
     echo "error: SEEDS: expected each seed once, got \"$SEEDS\"" >&2 && exit 2
 fi
 number STEPS "$STEPS" && number THIN "$THIN" && number S "${S:-1}"
-number JOBS "$JOBS" && number SAVE_EVERY "$SAVE_EVERY"
+number SAVE_EVERY "$SAVE_EVERY"
 [[ $JOBS =~ ^[1-9][0-9]{0,2}$ ]] ||
     { echo "error: JOBS: expected 1 to 999, got \"$JOBS\"" >&2 && exit 2; }
 failed=0 labels=() curves=() panels_of=()

@@ -34,7 +34,8 @@
 // Residuals are added in the epilogue of a matrix product, for which W_qkv and W_b are one matrix.
 //
 // Sections: [mix] the delta rule; [block] convolution, norms, SwiGLU;
-// [layers] matrix product, embedding, cross-entropy; [optimizer] AdamW; [model]; [train]; [main].
+// [layers] matrix product, embedding, cross-entropy; [model]; [train]; [main]. [optimizer] AdamW
+// and the sums over rows are in util/.
 //
 // Figures (dev/figures/; README.md has what was measured):
 //   ./train_deltanet_gpu --preset parity, modular, brackets [--eigenvalues nonneg]       Table 3
@@ -42,7 +43,8 @@
 // Differences from the papers: those of train_deltanet.c.
 
 #include "data/tasks.h"
-#include "util/warp.cuh" // and with it cuda_training, cuda, gemm, training and what these need
+#include "util/optimizer.cuh"
+#include "util/sums.cuh" // and with it warp, cuda_training, cuda, gemm, training
 #pragma nv_diag_suppress 177    // [layers] has more than this model needs
 
 // ------------------------------------------------------------------------------------------------
@@ -839,11 +841,6 @@ enum { WINDOW = 4, STRIP = 10 }; // positions the convolution sees; that a threa
 enum { CONV_SLICES = 128, NORM_SLICES = 128, NORM_ROWS = 8192, EACH = 4 };
 #define RMS_EPS 1e-6f
 
-// From [layers]:
-static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
-                                         int slices, size_t n, int rest_slices, size_t rest,
-                                         size_t part, size_t step);
-
 // sigmoid: 1 / (1 + exp(-x)); far out 0 or 1.
 static __device__ inline float sigmoid(float x)
 {
@@ -1322,88 +1319,6 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
     gemm(&g, stream);
 }
 
-// Sums over all N rows are made in slices of them, and these then added in their order: those of
-// columns in COLUMN_SLICES, the multiprocessors of an H200.
-enum { SLICES = 16, TOKEN_SLICES = 512, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
-enum { COLUMN_SLICES = 132, BIAS_WARPS = 16, TOKENS_SHARED = 384, TOKEN_CHANNELS = 4 };
-
-// slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
-// power of two to 64, as long as all fit SLICES_MOST elements.
-static size_t slices_of(size_t N, size_t size)
-{
-    size_t n = 1;
-    while (n < SLICES && N % (2 * n) == 0 && 2 * n * size <= SLICES_MOST)
-        n *= 2;
-    return n;
-}
-
-// slices_sum_kernel: out += the sum of partial (slices,n), in order; part i of `part` elements is
-// i * step elements behind out. rest_out += that of (rest_slices,rest), which stands behind.
-static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
-                                         int slices, size_t n, int rest_slices, size_t rest,
-                                         size_t part, size_t step)
-{
-    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    const int count = i < n ? slices : rest_slices;
-    const size_t pitch = i < n ? n : rest;
-    float sum = 0;
-    if (i >= n + rest)
-        return;
-    partial += i < n ? i : slices * n + i - n;
-#pragma unroll 32
-    for (int k = 0; k < count; k++)
-        sum += partial[k * pitch];
-    *(i < n ? out + i / part * step + i % part : rest_out + i - n) += sum;
-}
-
-// slice_rows: how many of N rows are in this block's slice, from *first on. Blocks of one slice are
-// COLUMN_SLICES apart.
-static __device__ inline int slice_rows(size_t *first, size_t N)
-{
-    const size_t K = (N + COLUMN_SLICES - 1) / COLUMN_SLICES;
-    *first = blockIdx.x % COLUMN_SLICES * K;
-    return *first < N ? (int)min(K, N - *first) : 0;
-}
-
-// columns_sum: the row of this block's slice in partial (COLUMN_SLICES,OC) = what its WARPS warps
-// have of each column, summed; a lane has o .. o+VEC-1.
-template <int VEC, int WARPS>
-static __device__ inline void columns_sum(float *partial, const float sum[VEC], int o, int OC)
-{
-    __shared__ float sums[WARPS][WARP * VEC];
-    const int lane = threadIdx.x % WARP, first = o - lane * VEC;
-    __syncthreads(); // sums may still be read from the call before
-    for (int i = 0; i < VEC; i++)
-        sums[threadIdx.x / WARP][lane * VEC + i] = sum[i];
-    __syncthreads();
-    for (int i = threadIdx.x; i < WARP * VEC && first + i < OC; i += WARPS * WARP) {
-        float total = 0;
-        for (int k = 0; k < WARPS; k++)
-            total += sums[k][i];
-        partial[(size_t)(blockIdx.x % COLUMN_SLICES) * OC + first + i] = total;
-    }
-}
-
-// bias_slices_kernel: partial (COLUMN_SLICES,OC) = column sums of each slice of x (N,OC), rows
-// `pitch` apart. A warp takes a row of 32 VEC columns.
-template <int VEC>
-static __global__ void bias_slices_kernel(float *partial, const floatX *__restrict__ x, size_t N,
-                                          int OC, size_t pitch)
-{
-    const int o = (blockIdx.x / COLUMN_SLICES * WARP + threadIdx.x % WARP) * VEC;
-    size_t first;
-    const int rows = slice_rows(&first, N);
-    float sum[VEC] = {};
-    x += first * pitch + (o < OC ? o : 0);
-#pragma unroll 8
-    for (int k = threadIdx.x / WARP; k < rows; k += BIAS_WARPS) {
-        const Pack<floatX, VEC> v = *(const Pack<floatX, VEC> *)(x + k * pitch);
-        for (int i = 0; i < VEC; i++)
-            sum[i] += (float)v.v[i];
-    }
-    columns_sum<VEC, BIAS_WARPS>(partial, sum, o, OC);
-}
-
 // weight_scratch: elements of scratch that matmul_backward_weight needs for n weights, OC biases.
 static size_t weight_scratch(size_t N, size_t n, size_t OC)
 {
@@ -1418,21 +1333,14 @@ static void matmul_backward_weight(float *dweight, size_t step, float *dbias, fl
                                    size_t OC, size_t pitch, size_t parts, cudaStream_t stream)
 {
     const size_t n = parts * OC * C, rest = dbias ? OC : 0, slices = slices_of(N, n);
-    const size_t vec = (OC | pitch) % 8 || (uintptr_t)dout % (8 * sizeof(floatX)) ? 1 : 8;
-    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * COLUMN_SLICES;
     const Gemm g = {.out = partial, .x = dout, .y = inp, .type = CUDA_R_32F, .in = FLOATX_TYPE,
                     .x_t = 1, .M = parts * OC, .N = C, .K = N / slices, .ld_out = C,
                     .ld_x = pitch, .ld_y = C, .batch = slices, .out_step = n,
                     .x_step = N / slices * pitch, .y_step = N / slices * C};
     gemm(&g, stream);
-    if (dbias && vec == 8)
-        LAUNCH(bias_slices_kernel<8>, grid, BIAS_WARPS * WARP, 0, stream, partial + slices * n,
-               dout, N, (int)OC, pitch);
-    else if (dbias)
-        LAUNCH(bias_slices_kernel<1>, grid, BIAS_WARPS * WARP, 0, stream, partial + slices * n,
-               dout, N, (int)OC, pitch);
-    LAUNCH(slices_sum_kernel, (n + rest + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-           stream, dweight, dbias, partial, (int)slices, n, COLUMN_SLICES, rest, OC * C, step);
+    if (dbias)
+        bias_slices(partial + slices * n, dout, N, OC, pitch, stream);
+    slices_sum(dweight, dbias, partial, slices, n, COLUMN_SLICES, rest, OC * C, step, stream);
 }
 
 // normalize_forward_kernel: a warp a row.
@@ -1527,85 +1435,6 @@ static void embed_forward(float *out, const int *tokens, const float *wte, const
     LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
 }
 
-// token_slices: in how many slices of tokens embed_backward sums where V is small, else 0.
-static size_t token_slices(size_t V, size_t C)
-{
-    size_t n = TOKEN_SLICES;
-    while (n > 1 && n * V * C > SLICES_MOST)
-        n /= 2;
-    return V <= TOKENS_SHARED ? n : 0;
-}
-
-// embed_token_kernel: a warp takes a slice of tokens and 32 channels, a lane one channel: partial
-// (slices,V,C) = the slice's sums of dout by token. They are made in shared memory (V,32).
-static __global__ void embed_token_kernel(float *partial, const floatX *__restrict__ dout,
-                                          const int *__restrict__ tokens, size_t N, int V, int C,
-                                          int slices)
-{
-    extern __shared__ float sums[];
-    const int lane = threadIdx.x, slice = blockIdx.x % slices,
-              c = blockIdx.x / slices * WARP + lane;
-    const size_t size = (N + slices - 1) / slices, end = min((slice + 1) * size, N);
-    if (c >= C)
-        return;
-    for (int v = 0; v < V; v++)
-        sums[v * WARP + lane] = 0;
-#pragma unroll 8
-    for (size_t n = slice * size; n < end; n++)
-        sums[tokens[n] * WARP + lane] += (float)dout[n * C + c];
-    for (int v = 0; v < V; v++)
-        partial[((size_t)slice * V + v) * C + c] = sums[v * WARP + lane];
-}
-
-// embed_order_kernel: order (N) = the positions sorted by token, those of one token in their order.
-// A thread has one and counts what comes before it.
-static __global__ void embed_order_kernel(int *order, const int *tokens, size_t N)
-{
-    __shared__ __align__(16) int tile[SLICE_THREADS];
-    const size_t first = blockIdx.x * (size_t)SLICE_THREADS, n = first + threadIdx.x;
-    int less = 0, token = tokens[min(n, N - 1)];
-    for (size_t m = 0; m < N; m += SLICE_THREADS) {
-        __syncthreads(); // the tile may still be read
-        tile[threadIdx.x] = m + threadIdx.x < N ? tokens[m + threadIdx.x] : INT_MAX;
-        __syncthreads();
-#pragma unroll 32
-        for (int i = 0; i < SLICE_THREADS; i++)
-            less += tile[i] < token + (m < first);
-        for (int i = 0; m == first && i < (int)threadIdx.x; i++)
-            less += tile[i] == token;
-    }
-    if (n < N)
-        order[less] = (int)n;
-}
-
-// embed_sum_kernel: a warp a place in `order` and 32 TOKEN_CHANNELS channels: where a token's
-// positions begin, dwte += dout of them all, in order.
-static __global__ void embed_sum_kernel(float *dwte, const floatX *__restrict__ dout,
-                                        const int *__restrict__ tokens,
-                                        const int *__restrict__ order, size_t N, int C, int groups)
-{
-    const size_t place = row_of_warp() / groups;
-    const int lane = threadIdx.x % WARP;
-    const int c0 = row_of_warp() % groups * WARP * TOKEN_CHANNELS + lane;
-    float sum[TOKEN_CHANNELS] = {};
-    if (place >= N)
-        return;
-    const int token = tokens[order[place]];
-    if (place && tokens[order[place - 1]] == token)
-        return;
-    for (size_t k = place, count = WARP; count == WARP; k += WARP) {
-        const bool same = k + lane < N && tokens[order[min(k + lane, N - 1)]] == token;
-        const unsigned others = ~__ballot_sync(~0u, same);
-        count = others ? __ffs(others) - 1 : WARP;
-#pragma unroll 8
-        for (size_t j = k; j < k + count; j++)
-            for (int i = 0; i < TOKEN_CHANNELS; i++)
-                sum[i] += c0 + WARP * i < C ? (float)dout[order[j] * (size_t)C + c0 + WARP * i] : 0;
-    }
-    for (int i = 0; i < TOKEN_CHANNELS && c0 + WARP * i < C; i++)
-        dwte[(size_t)token * C + c0 + WARP * i] += sum[i];
-}
-
 // embed_position_kernel: a thread owns one element of dwpe (T,C) and adds over the batch.
 static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, size_t B,
                                              size_t n)
@@ -1620,27 +1449,13 @@ static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, si
     dwpe[i] += sum;
 }
 
-// embed_backward: dwte (V,C) +=, dwpe (T,C), NULL for none, += from dout (B,T,C). Threads own
-// channels, and the places of a token are added in order, so that repeated tokens neither race nor
-// change a sum. With a large vocabulary they are sorted first, in (B T)^2 comparisons. partial:
-// scratch, (B,T) then, else (token_slices,V,C).
+// embed_backward: dwte (V,C) +=, dwpe (T,C), NULL for none, += from dout (B,T,C). partial
+// (token_scratch): scratch.
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
                            const int *tokens, size_t B, size_t T, size_t V, size_t C,
                            cudaStream_t stream)
 {
-    const size_t slices = token_slices(V, C), N = B * T;
-    const size_t groups = (C + WARP * TOKEN_CHANNELS - 1) / (WARP * TOKEN_CHANNELS);
-    if (slices) {
-        LAUNCH(embed_token_kernel, (C + WARP - 1) / WARP * slices, WARP, V * WARP * sizeof(float),
-               stream, partial, dout, tokens, N, (int)V, (int)C, (int)slices);
-        LAUNCH(slices_sum_kernel, (V * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-               stream, dwte, NULL, partial, (int)slices, V * C, 0, 0, V * C, 0);
-    } else {
-        LAUNCH(embed_order_kernel, (N + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-               stream, (int *)partial, tokens, N);
-        LAUNCH(embed_sum_kernel, (N * groups + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0,
-               stream, dwte, dout, tokens, (const int *)partial, N, (int)C, (int)groups);
-    }
+    token_sums(dwte, partial, dout, tokens, B * T, V, C, stream);
     if (dwpe)
         LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
                stream, dwpe, dout, B, T * C);
@@ -1756,108 +1571,6 @@ static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepR
 }
 
 // ------------------------------------------------------------------------------------------------
-// [optimizer] Gradient norm, AdamW.  (shared, ports train_causalrn.c[optimizer])
-
-enum { PIECE_THREADS = 256 }; // of a block, which has a piece of the weights
-
-// zero_kernel: clear x, all pieces.
-static __global__ void zero_kernel(float *x, const Piece *pieces)
-{
-    const Piece piece = pieces[blockIdx.x];
-    for (int i = threadIdx.x; i < piece.n; i += PIECE_THREADS)
-        x[piece.at + i] = 0;
-}
-
-// copy_kernel: the floatX copies of params.
-static __global__ void copy_kernel(const float *params, const Piece *pieces)
-{
-    const Piece piece = pieces[blockIdx.x];
-    for (int i = threadIdx.x; i < piece.n && piece.copy; i += PIECE_THREADS)
-        piece.copy[i] = (floatX)params[piece.at + i];
-}
-
-// squares_kernel: partials (pieces) = the sum of squares of each piece.
-static __global__ void squares_kernel(double *partials, const float *grads, const Piece *pieces)
-{
-    const Piece piece = pieces[blockIdx.x];
-    double sum = 0;
-    for (int i = threadIdx.x; i < piece.n; i += PIECE_THREADS)
-        sum += (double)grads[piece.at + i] * grads[piece.at + i];
-    sum = block_sum(sum);
-    if (threadIdx.x == 0)
-        partials[blockIdx.x] = sum;
-}
-
-// norm_kernel: result->loss times step->rescale, ->norm, ->scale (for that and for clipping to
-// `clip`, 0: never) and ->stopped, in one block.
-static __global__ void norm_kernel(StepResult *result, const double *partials,
-                                   const StepInput *step, size_t n, double clip)
-{
-    double sum = 0;
-    for (size_t i = threadIdx.x; i < n; i += blockDim.x)
-        sum += partials[i];
-    const double rescale = step->rescale, norm = rescale * sqrt(block_sum(sum));
-    if (threadIdx.x)
-        return;
-    result->loss *= rescale;
-    result->norm = norm;
-    result->scale = rescale * (clip > 0 && norm > clip ? clip / norm : 1);
-    if (!isfinite(norm) || !isfinite(result->loss))
-        result->stopped = 1; // for good: the host will name the first such step
-}
-
-// gradient_norm: root of the sum of squares over all tensors, in double.
-static void gradient_norm(StepResult *result, const Arena *grads, const Pieces *p,
-                          const StepInput *step, double clip, cudaStream_t stream)
-{
-    LAUNCH(squares_kernel, p->n, PIECE_THREADS, 0, stream, p->partials, (const float *)grads->base,
-           p->pieces);
-    LAUNCH(norm_kernel, 1, 1024, 0, stream, result, p->partials, step, p->n, clip);
-}
-
-typedef struct {
-    float beta1, beta2, rest1, rest2, eps, weight_decay;
-} Adam;
-
-// adamw_kernel: a block a piece.
-static __global__ void adamw_kernel(float *params, float *m, float *v, const float *grads,
-                                    const Piece *pieces, const StepInput *step,
-                                    const StepResult *result, Adam adam)
-{
-    const Piece piece = pieces[blockIdx.x];
-    const float rate = (float)(step->lr * piece.lr_scale), scale = (float)result->scale;
-    const float over_c1 = (float)step->over_c1, over_c2 = (float)step->over_c2, tiny = 1e-37f;
-    const float decay = piece.decay ? adam.weight_decay : 0;
-    if (result->stopped)
-        return;
-    for (int k = threadIdx.x; k < piece.n; k += PIECE_THREADS) {
-        const size_t i = piece.at + k;
-        const float g = scale * grads[i];
-        float m_i = adam.beta1 * m[i] + adam.rest1 * g;
-        float v_i = adam.beta2 * v[i] + adam.rest2 * g * g, p = params[i];
-        m[i] = m_i = fabsf(m_i) < tiny ? 0 : m_i;
-        v[i] = v_i = v_i < tiny ? 0 : v_i;
-        params[i] = p -= rate * (m_i * over_c1 / (sqrtf(v_i * over_c2) + adam.eps) + decay * p);
-        if (piece.copy)
-            piece.copy[k] = (floatX)p;
-    }
-}
-
-// adamw: one update of every tensor; gradients are first multiplied by grad_scale (clipping):
-//   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,  n = step + 1,
-//   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p)
-// Moments below 1e-37, next to the denormals, which are slow, become 0.  [arXiv 1711.05101]
-static void adamw(Weights *w, const Training *t, const Pieces *p, const StepInput *step,
-                  const StepResult *result, cudaStream_t stream)
-{
-    const Adam adam = {(float)t->beta1, (float)t->beta2, (float)(1 - t->beta1),
-                       (float)(1 - t->beta2), (float)t->adam_eps, (float)t->weight_decay};
-    LAUNCH(adamw_kernel, p->n, PIECE_THREADS, 0, stream, (float *)w->params.base,
-           (float *)w->m.base, (float *)w->v.base, (const float *)w->grads.base, p->pieces, step,
-           result, adam);
-}
-
-// ------------------------------------------------------------------------------------------------
 // [model] Tensors, forward, backward, decoding.  (ports train_deltanet.c[model])
 
 typedef struct {
@@ -1922,12 +1635,6 @@ static const char *model_name(const Config *c)
     return c->eigenvalues == SIGNED ? "signed" : "nonneg";
 }
 
-#define ROWS(table) table, sizeof(table) / sizeof *(table)
-#define DEVICE(name, element, type, field, ...) \
-    {ACTIVATION(name, type, field, __VA_ARGS__), sizeof(element), 0, 0}
-#define SPACED(name, element, pitch, shift, type, field, ...) \
-    {ACTIVATION(name, type, field, __VA_ARGS__), sizeof(element), pitch, shift}
-
 // hidden_size: of the MLP: --hidden, or 8/3 of the channels rounded up to a multiple of 256.
 static size_t hidden_size(const Config *c)
 {
@@ -1964,7 +1671,7 @@ static size_t partial_size(const Model *m)
 {
     const size_t N = m->B * m->T, C = m->C, V = m->V, H = m->H;
     const size_t sizes[] = {(3 * C + m->NH) * C, C * C, 2 * H * C, V * C};
-    const size_t others[] = {V > TOKENS_SHARED ? N : token_slices(V, C) * V * C, norm_slices(N) * C,
+    const size_t others[] = {token_scratch(N, V, C), norm_slices(N) * C,
                              norm_slices(N * m->NH) * (C / m->NH), CONV_SLICES * 3 * C * WINDOW};
     size_t most = 0;
     for (size_t i = 0; i < 4; i++) {
@@ -2260,17 +1967,14 @@ static void model_upload(Model *m)
 {
     Device *d = &m->device;
     device_weights_up(d, &m->weights);
-    LAUNCH(copy_kernel, d->pieces.n, PIECE_THREADS, 0, d->stream,
-           (const float *)d->weights.params.base, d->pieces.pieces);
+    pieces_copy(d);
     CUDA_CHECK(cudaStreamSynchronize(d->stream));
 }
 
 // model_zero_grad: clear the gradients of the parameters.
 static void model_zero_grad(Model *m)
 {
-    const Device *d = &m->device;
-    LAUNCH(zero_kernel, d->pieces.n, PIECE_THREADS, 0, d->stream, (float *)d->weights.grads.base,
-           d->pieces.pieces);
+    pieces_zero(&m->device);
 }
 
 // load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL, of its

@@ -20,7 +20,7 @@ comparison is plain text.
     check_copies.py --fix SRC [FILES]    copy SRC's shared sections over those of the other files
     check_copies.py --self-test          see that every kind of finding is found
 
-FILES are by default train_*.c and train_*.cu of this repository.
+FILES are by default train_*.c, train_*.cu and util/*.cuh of this repository.
 """
 import argparse
 import contextlib
@@ -214,8 +214,9 @@ def main(argv):
     if args.self_test:
         return self_test()
     root = os.path.relpath(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    files = args.files or [os.path.normpath(f) for f in glob(os.path.join(root, "train_*.c*"))]
-    files = sorted({f for f in files if f.endswith((".c", ".cu"))})
+    files = args.files or [os.path.normpath(f) for pattern in ("train_*.c*", "util/*.cuh")
+                           for f in glob(os.path.join(root, pattern))]
+    files = sorted({f for f in files if f.endswith((".c", ".cu", ".cuh"))})
     try:
         if args.fix:
             done = fix(args.fix, files)

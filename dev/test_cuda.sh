@@ -15,6 +15,7 @@ hash=$(git hash-object "train_$model.cu" 2>/dev/null || echo unknown)
 device=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | head -n 1)
 device=${device:-no GPU}
 jobs_max=${JOBS:-6}
+newest=$(ls -t train_*.cu util/*.h util/*.cuh | head -n 1) # of what the programs are made of
 
 # row NAME RESULT: one check's outcome, "ok ..." or "FAIL ...", for the end
 row() { printf '%s\t%s\n' "$1" "$2" >"$work/row.$(printf '%s' "$1" | cksum | tr ' ' _)"; }
@@ -214,13 +215,13 @@ END
     *) fails "built for another architecture" 4 "built for architectures 800" "$work/test_arch" ;;
     esac
     [ "$model" = deltanet ] && for precision in FP32 BF16; do
-        [ build/test_delta_$precision -nt train_deltanet.cu ] || nvcc $flags -DTESTING \
+        [ build/test_delta_$precision -nt "$newest" ] || nvcc $flags -DTESTING \
             -DPRECISION_$precision dev/test_delta.cu -o build/test_delta_$precision
         out=$(build/test_delta_$precision 2>&1 | tail -n 2 | tr '\n' ' ')
         [[ $out == *" 0 failed"* ]] && row "the delta rule from state to state, $precision" "ok $out" ||
             row "the delta rule from state to state, $precision" "FAIL $out"
     done
-    [ build/test_device -nt train_causalrn.cu ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
+    [ build/test_device -nt "$newest" ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
         dev/test_device.cu -o build/test_device
     out=$(build/test_device 2>&1 | tail -n 2 | tr '\n' ' ')
     [[ $out == *"ok masters"* ]] && row "BF16 masters, 2^31 elements" "ok ${out##*ok }" ||
@@ -228,12 +229,12 @@ END
     gcc -std=gnu11 -O3 -march=native -fno-math-errno -fopenmp-simd -fopenmp -DCOPYING_CAUSAL=0 \
         "train_$model.c" -o "${noncausal}_cpu" -lm
     flags+=" -DCOPYING_CAUSAL=0 -DPOISON train_$model.cu"
-    [ "${noncausal}_fp32" -nt "train_$model.cu" ] || nvcc $flags -o "${noncausal}_fp32" &
-    [ "${noncausal}_bf16" -nt "train_$model.cu" ] ||
+    [ "${noncausal}_fp32" -nt "$newest" ] || nvcc $flags -o "${noncausal}_fp32" &
+    [ "${noncausal}_bf16" -nt "$newest" ] ||
         nvcc $flags -DPRECISION_BF16 -o "${noncausal}_bf16"
     wait
     # without optimisation a kernel takes more registers: each must still be launched, or said
-    [ "build/${model}_debug" -nt "train_$model.cu" ] ||
+    [ "build/${model}_debug" -nt "$newest" ] ||
         nvcc -G ${flags/-O3/} -DPRECISION_BF16 -o "build/${model}_debug"
     # what a program sees of a driver for CUDA 11.4
     printf 'int cuInit(unsigned f) { return (int)(f & 0); }

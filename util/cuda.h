@@ -135,6 +135,14 @@ typedef struct {
     size_t size, pitch, shift;
 } DeviceTensor;
 
+// Rows of a device arena's table. DEVICE: one row of the last axis behind the other; SPACED: with
+// pitch and shift. ROWS: a table, and of how many.
+#define DEVICE(name, element, type, field, ...) \
+    {ACTIVATION(name, type, field, __VA_ARGS__), sizeof(element), 0, 0}
+#define SPACED(name, element, pitch, shift, type, field, ...) \
+    {ACTIVATION(name, type, field, __VA_ARGS__), sizeof(element), pitch, shift}
+#define ROWS(table) table, sizeof(table) / sizeof *(table)
+
 typedef struct {
     const char *what;
     DeviceTensor rows[TENSORS_MAX];

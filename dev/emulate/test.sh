@@ -166,11 +166,12 @@ tokens() {
     done
 }
 
-# launched: every kernel of the .cu ran in some check; deltanet leaves a part of [layers] to others
+# launched: every kernel of the .cu and of util/*.cuh ran in some check; deltanet leaves a part of
+# [layers] and of util/ to others
 launched() {
-    local never skip=
-    [ $model = deltanet ] && skip='/^\/\/ \[layers\]/,/^\/\/ \[optimizer\]/d'
-    never=$(comm -23 <(sed "$skip" train_$model.cu | tr '\n' ' ' | grep -oE '__global__[^{;]*' |
+    local never skip= sources="train_$model.cu util/*.cuh"
+    [ $model = deltanet ] && sources=train_deltanet.cu skip='/^\/\/ \[layers\]/,/^\/\/ \[model\]/d'
+    never=$(comm -23 <(sed "$skip" $sources | tr '\n' ' ' | grep -oE '__global__[^{;]*' |
         grep -oE '\w+_kernel' | sort -u) <(grep -oE '\w+_kernel' "$work/kernels.$model" | sort -u))
     [ -z "$never" ] && row "$model, every kernel" "ok all of them ran" ||
         row "$model, every kernel" "FAIL never launched: $(tr '\n' ' ' <<<"$never")"

@@ -1,0 +1,226 @@
+// sums.cuh: sums over many rows in an order that nothing changes: of slices, of columns, of rows by
+// token. No float is added atomically: the shape alone cuts a sum into parts, and these are added
+// in their order, so that the same call gives the same bits.
+#ifndef SEQ_UTIL_SUMS_CUH
+#define SEQ_UTIL_SUMS_CUH
+
+#include "warp.cuh"
+
+// ---- slices and columns
+
+// Sums over all N rows are made in slices of them, and these then added in their order: those of
+// columns in COLUMN_SLICES, the multiprocessors of an H200.
+enum { SLICES = 16, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
+enum { COLUMN_SLICES = 132, BIAS_WARPS = 16 };
+
+// slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
+// power of two to SLICES, as long as all fit SLICES_MOST elements.
+static inline size_t slices_of(size_t N, size_t size)
+{
+    size_t n = 1;
+    while (n < SLICES && N % (2 * n) == 0 && 2 * n * size <= SLICES_MOST)
+        n *= 2;
+    return n;
+}
+
+// slices_sum_kernel: out += the sum of partial (slices,n), in order; part i of `part` elements is
+// i * step elements behind out. rest_out += that of (rest_slices,rest), which stands behind.
+static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
+                                         int slices, size_t n, int rest_slices, size_t rest,
+                                         size_t part, size_t step)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    const int count = i < n ? slices : rest_slices;
+    const size_t pitch = i < n ? n : rest;
+    float sum = 0;
+    if (i >= n + rest)
+        return;
+    partial += i < n ? i : slices * n + i - n;
+#pragma unroll 32
+    for (int k = 0; k < count; k++)
+        sum += partial[k * pitch];
+    *(i < n ? out + i / part * step + i % part : rest_out + i - n) += sum;
+}
+
+// slices_sum: see slices_sum_kernel.
+static inline void slices_sum(float *out, float *rest_out, const float *partial, size_t slices,
+                              size_t n, size_t rest_slices, size_t rest, size_t part, size_t step,
+                              cudaStream_t stream)
+{
+    LAUNCH(slices_sum_kernel, (n + rest + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+           stream, out, rest_out, partial, (int)slices, n, (int)rest_slices, rest, part, step);
+}
+
+// slice_rows: how many of N rows are in this block's slice, from *first on. Blocks of one slice are
+// COLUMN_SLICES apart.
+static __device__ inline int slice_rows(size_t *first, size_t N)
+{
+    const size_t K = (N + COLUMN_SLICES - 1) / COLUMN_SLICES;
+    *first = blockIdx.x % COLUMN_SLICES * K;
+    return *first < N ? (int)min(K, N - *first) : 0;
+}
+
+// columns_sum: the row of this block's slice in partial (COLUMN_SLICES,OC) = what its WARPS warps
+// have of each column, summed; a lane has o .. o+VEC-1.
+template <int VEC, int WARPS>
+static __device__ inline void columns_sum(float *partial, const float sum[VEC], int o, int OC)
+{
+    __shared__ float sums[WARPS][WARP * VEC];
+    const int lane = threadIdx.x % WARP, first = o - lane * VEC;
+    __syncthreads(); // sums may still be read from the call before
+    for (int i = 0; i < VEC; i++)
+        sums[threadIdx.x / WARP][lane * VEC + i] = sum[i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < WARP * VEC && first + i < OC; i += WARPS * WARP) {
+        float total = 0;
+        for (int k = 0; k < WARPS; k++)
+            total += sums[k][i];
+        partial[(size_t)(blockIdx.x % COLUMN_SLICES) * OC + first + i] = total;
+    }
+}
+
+// bias_slices_kernel: partial (COLUMN_SLICES,OC) = column sums of each slice of x (N,OC), rows
+// `pitch` apart. A warp takes a row of 32 VEC columns.
+template <int VEC>
+static __global__ void bias_slices_kernel(float *partial, const floatX *__restrict__ x, size_t N,
+                                          int OC, size_t pitch)
+{
+    const int o = (blockIdx.x / COLUMN_SLICES * WARP + threadIdx.x % WARP) * VEC;
+    size_t first;
+    const int rows = slice_rows(&first, N);
+    float sum[VEC] = {};
+    x += first * pitch + (o < OC ? o : 0);
+#pragma unroll 8
+    for (int k = threadIdx.x / WARP; k < rows; k += BIAS_WARPS) {
+        const Pack<floatX, VEC> v = *(const Pack<floatX, VEC> *)(x + k * pitch);
+        for (int i = 0; i < VEC; i++)
+            sum[i] += (float)v.v[i];
+    }
+    columns_sum<VEC, BIAS_WARPS>(partial, sum, o, OC);
+}
+
+// bias_slices: see bias_slices_kernel; eight columns a lane where rows are aligned for it.
+static inline void bias_slices(float *partial, const floatX *x, size_t N, size_t OC, size_t pitch,
+                               cudaStream_t stream)
+{
+    const size_t vec = (OC | pitch) % 8 || (uintptr_t)x % (8 * sizeof(floatX)) ? 1 : 8;
+    const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * COLUMN_SLICES;
+    if (vec == 8)
+        LAUNCH(bias_slices_kernel<8>, grid, BIAS_WARPS * WARP, 0, stream, partial, x, N, (int)OC,
+               pitch);
+    else
+        LAUNCH(bias_slices_kernel<1>, grid, BIAS_WARPS * WARP, 0, stream, partial, x, N, (int)OC,
+               pitch);
+}
+
+// ---- rows by token
+
+// Up to TOKENS_SHARED tokens have their sums in shared memory, in at most TOKEN_SLICES slices.
+enum { TOKENS_SHARED = 384, TOKEN_SLICES = 512, TOKEN_CHANNELS = 4 };
+
+// token_slices: in how many slices of tokens token_sums works where V is small, else 0.
+static inline size_t token_slices(size_t V, size_t C)
+{
+    size_t n = TOKEN_SLICES;
+    while (n > 1 && n * V * C > SLICES_MOST)
+        n /= 2;
+    return V <= TOKENS_SHARED ? n : 0;
+}
+
+// token_scratch: elements of scratch that token_sums needs.
+static inline size_t token_scratch(size_t N, size_t V, size_t C)
+{
+    return V <= TOKENS_SHARED ? token_slices(V, C) * V * C : N;
+}
+
+// token_slices_kernel: a warp takes a slice of tokens and 32 channels, a lane one channel: partial
+// (slices,V,C) = the slice's sums of x by token. They are made in shared memory (V,32).
+static __global__ void token_slices_kernel(float *partial, const floatX *__restrict__ x,
+                                           const int *__restrict__ tokens, size_t N, int V, int C,
+                                           int slices)
+{
+    extern __shared__ float sums[];
+    const int lane = threadIdx.x, slice = blockIdx.x % slices;
+    const int c = blockIdx.x / slices * WARP + lane;
+    const size_t size = (N + slices - 1) / slices, end = min((slice + 1) * size, N);
+    if (c >= C)
+        return;
+    for (int v = 0; v < V; v++)
+        sums[v * WARP + lane] = 0;
+#pragma unroll 8
+    for (size_t n = slice * size; n < end; n++)
+        sums[tokens[n] * WARP + lane] += (float)x[n * C + c];
+    for (int v = 0; v < V; v++)
+        partial[((size_t)slice * V + v) * C + c] = sums[v * WARP + lane];
+}
+
+// token_order_kernel: order (N) = the positions sorted by token, those of one token in their order.
+// A thread has one and counts what comes before it.
+static __global__ void token_order_kernel(int *order, const int *tokens, size_t N)
+{
+    __shared__ __align__(16) int tile[SLICE_THREADS];
+    const size_t first = blockIdx.x * (size_t)SLICE_THREADS, n = first + threadIdx.x;
+    int less = 0, token = tokens[min(n, N - 1)];
+    for (size_t m = 0; m < N; m += SLICE_THREADS) {
+        __syncthreads(); // the tile may still be read
+        tile[threadIdx.x] = m + threadIdx.x < N ? tokens[m + threadIdx.x] : INT_MAX;
+        __syncthreads();
+#pragma unroll 32
+        for (int i = 0; i < SLICE_THREADS; i++)
+            less += tile[i] < token + (m < first);
+        for (int i = 0; m == first && i < (int)threadIdx.x; i++)
+            less += tile[i] == token;
+    }
+    if (n < N)
+        order[less] = (int)n;
+}
+
+// token_sums_kernel: a warp a place in `order` and 32 TOKEN_CHANNELS channels: where a token's
+// positions begin, out += x of them all, in order.
+static __global__ void token_sums_kernel(float *out, const floatX *__restrict__ x,
+                                         const int *__restrict__ tokens,
+                                         const int *__restrict__ order, size_t N, int C, int groups)
+{
+    const size_t place = row_of_warp() / groups;
+    const int lane = threadIdx.x % WARP;
+    const int c0 = row_of_warp() % groups * WARP * TOKEN_CHANNELS + lane;
+    float sum[TOKEN_CHANNELS] = {};
+    if (place >= N)
+        return;
+    const int token = tokens[order[place]];
+    if (place && tokens[order[place - 1]] == token)
+        return;
+    for (size_t k = place, count = WARP; count == WARP; k += WARP) {
+        const bool same = k + lane < N && tokens[order[min(k + lane, N - 1)]] == token;
+        const unsigned others = ~__ballot_sync(~0u, same);
+        count = others ? __ffs(others) - 1 : WARP;
+#pragma unroll 8
+        for (size_t j = k; j < k + count; j++)
+            for (int i = 0; i < TOKEN_CHANNELS; i++)
+                sum[i] += c0 + WARP * i < C ? (float)x[order[j] * (size_t)C + c0 + WARP * i] : 0;
+    }
+    for (int i = 0; i < TOKEN_CHANNELS && c0 + WARP * i < C; i++)
+        out[(size_t)token * C + c0 + WARP * i] += sum[i];
+}
+
+// token_sums: out (V,C) += the rows of x (N,C) by their tokens (N). Threads own channels, and the
+// rows of a token are added in order, so that repeated tokens neither race nor change a sum. With a
+// large vocabulary they are sorted first, in N^2 comparisons. partial (token_scratch): scratch.
+static inline void token_sums(float *out, float *partial, const floatX *x, const int *tokens,
+                              size_t N, size_t V, size_t C, cudaStream_t stream)
+{
+    const size_t slices = token_slices(V, C);
+    const size_t groups = (C + WARP * TOKEN_CHANNELS - 1) / (WARP * TOKEN_CHANNELS);
+    if (slices) {
+        LAUNCH(token_slices_kernel, (C + WARP - 1) / WARP * slices, WARP, V * WARP * sizeof(float),
+               stream, partial, x, tokens, N, (int)V, (int)C, (int)slices);
+        slices_sum(out, NULL, partial, slices, V * C, 0, 0, V * C, 0, stream);
+    } else {
+        LAUNCH(token_order_kernel, (N + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
+               stream, (int *)partial, tokens, N);
+        LAUNCH(token_sums_kernel, (N * groups + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0,
+               stream, out, x, tokens, (const int *)partial, N, (int)C, (int)groups);
+    }
+}
+
+#endif

@@ -151,14 +151,6 @@ static __device__ inline float row_scale(float top, int n, int postnorm)
     return top > 0 && k < 126 && k > -126 ? exp2f((float)-k) : 1;
 }
 
-// warp_max: maximum of x over the 32 lanes, to all of them.
-static __device__ inline float warp_max(float x)
-{
-    for (int i = WARP / 2; i > 0; i /= 2)
-        x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
-    return x;
-}
-
 // pair_finish: by a warp: from a row's sums s (H) over n positions, scaled in place (row_scale):
 // out (H) = normalize(s) with post norm, else s; saved.scale and o_rstd of `row`. Returns the
 // scale.
@@ -338,41 +330,6 @@ static int pair_fast(size_t H, Mix mix)
 #define LN2 0.6931471805599453f
 enum { ROWS_U = 8, CHUNK_V = 96 };                              // forward
 enum { TILE_V = 32, CHUNK_U = 16 };                             // backward
-
-// load2, store2: two neighbouring channels.
-static __device__ inline float2 load2(const floatX *p)
-{
-    return __bfloat1622float2(*(const __nv_bfloat162 *)p);
-}
-
-// store2: see load2.
-static __device__ inline void store2(floatX *p, float x, float y)
-{
-    *(__nv_bfloat162 *)p = __floats2bfloat162_rn(x, y);
-}
-
-// mul2: product of two packed pairs.
-static __device__ inline uint32_t mul2(uint32_t x, uint32_t y)
-{
-    const __nv_bfloat162 v = __hmul2(*(__nv_bfloat162 *)&x, *(__nv_bfloat162 *)&y);
-    return *(const uint32_t *)&v;
-}
-
-// mma_dots: c = products of rows x (c[0], c[1]) and y (c[2], c[3]) of one matrix with rows z of
-// another, H channels; each pointer is the lane's row plus 8t. A sum may run over channels in any
-// order, so both operands take them 16 bytes a lane.
-static __device__ inline void mma_dots(float c[4], const floatX *x, const floatX *y,
-                                       const floatX *z, int H)
-{
-    c[0] = c[1] = c[2] = c[3] = 0;
-#pragma unroll 1
-    for (int h = 0; h < H; h += 32) {
-        const uint4 p = *(const uint4 *)(x + h), q = *(const uint4 *)(y + h);
-        const uint4 s = *(const uint4 *)(z + h);
-        mma(c, {p.x, q.x, p.y, q.y}, s.x, s.y);
-        mma(c, {p.z, q.z, p.w, q.w}, s.z, s.w);
-    }
-}
 
 // pair_r_tile: by a warp: rs[i][j] = log2(e) r of the pair (u+j, v+i), 16 x 8; positions outside
 // 0..T-1 repeat the nearest.
@@ -912,29 +869,6 @@ template <int P, int VEC> static __device__ inline void row_load(float (&x)[CH],
         const auto part = *(const Pack<float, VEC> *)(row + row_channel<P, VEC>(j));
         for (int i = 0; i < VEC; i++)
             x[j * VEC + i] = part.v[i];
-    }
-}
-
-// row_reduce: v[k] = sum (MAX: maximum) of v[k] over the row's P threads, K values at once, in a
-// fixed order. red: 8 K floats of shared memory. For P > 32 the whole block must call it.
-template <int P, int MAX, int K> static __device__ inline void row_reduce(float (&v)[K], float *red)
-{
-#pragma unroll
-    for (int lanes = (P < WARP ? P : WARP) / 2; lanes > 0; lanes /= 2)
-        for (int k = 0; k < K; k++) {
-            const float other = __shfl_xor_sync(~0u, v[k], lanes);
-            v[k] = MAX ? fmaxf(v[k], other) : v[k] + other;
-        }
-    if (P <= WARP)
-        return;
-    __syncthreads();
-    for (int k = 0; k < K && threadIdx.x % WARP == 0; k++)
-        red[8 * k + threadIdx.x / WARP] = v[k];
-    __syncthreads();
-    for (int k = 0; k < K; k++) {
-        v[k] = red[8 * k];
-        for (int i = 1; i < P / WARP; i++)
-            v[k] = MAX ? fmaxf(v[k], red[8 * k + i]) : v[k] + red[8 * k + i];
     }
 }
 
@@ -1479,20 +1413,6 @@ static void embed_forward(float *out, const int *tokens, const float *wte, const
     LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
 }
 
-// embed_position_kernel: a thread owns one element of dwpe (T,C) and adds over the batch.
-static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, size_t B,
-                                             size_t n)
-{
-    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    float sum = 0;
-    if (i >= n)
-        return;
-#pragma unroll 8
-    for (size_t b = 0; b < B; b++)
-        sum += (float)dout[b * n + i];
-    dwpe[i] += sum;
-}
-
 // embed_backward: dwte (V,C) +=, dwpe (T,C), NULL for none, += from dout (B,T,C). partial
 // (token_scratch): scratch.
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
@@ -1501,28 +1421,7 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
 {
     token_sums(dwte, partial, dout, tokens, B * T, V, C, stream);
     if (dwpe)
-        LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-               stream, dwpe, dout, B, T * C);
-}
-
-// A part of a row of logits: the largest, of equals the lowest index, sum of exp(logit - top).
-typedef struct {
-    float top, sum;
-    int best;
-} Peak;
-
-// peak_of_warp: of the parts that the lanes have, to all of them.
-static __device__ inline Peak peak_of_warp(Peak a)
-{
-    for (int i = WARP / 2; i > 0; i /= 2) {
-        const Peak b = {__shfl_xor_sync(~0u, a.top, i), __shfl_xor_sync(~0u, a.sum, i),
-                        __shfl_xor_sync(~0u, a.best, i)};
-        const Peak high = b.top > a.top || (b.top == a.top && b.best < a.best) ? b : a;
-        a.sum = a.sum > 0 ? a.sum * exp2_fast(LOG2E * (a.top - high.top)) : a.sum;
-        a.sum += b.sum > 0 ? b.sum * exp2_fast(LOG2E * (b.top - high.top)) : b.sum;
-        a = {high.top, a.sum, high.best};
-    }
-    return a;
+        batch_sums(dwpe, dout, B, T * C, stream);
 }
 
 // crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row

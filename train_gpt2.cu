@@ -1115,20 +1115,6 @@ static void embed_forward(float *out, const int *tokens, const float *wte, const
     LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
 }
 
-// embed_position_kernel: a thread owns one element of dwpe (T,C) and adds over the batch.
-static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, size_t B,
-                                             size_t n)
-{
-    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    float sum = 0;
-    if (i >= n)
-        return;
-#pragma unroll 8
-    for (size_t b = 0; b < B; b++)
-        sum += (float)dout[b * n + i];
-    dwpe[i] += sum;
-}
-
 // embed_backward: dwte (V,C) +=, dwpe (T,C), NULL for none, += from dout (B,T,C). partial
 // (token_scratch): scratch.
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
@@ -1137,28 +1123,7 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
 {
     token_sums(dwte, partial, dout, tokens, B * T, V, C, stream);
     if (dwpe)
-        LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-               stream, dwpe, dout, B, T * C);
-}
-
-// A part of a row of logits: the largest, of equals the lowest index, sum of exp(logit - top).
-typedef struct {
-    float top, sum;
-    int best;
-} Peak;
-
-// peak_of_warp: of the parts that the lanes have, to all of them.
-static __device__ inline Peak peak_of_warp(Peak a)
-{
-    for (int i = WARP / 2; i > 0; i /= 2) {
-        const Peak b = {__shfl_xor_sync(~0u, a.top, i), __shfl_xor_sync(~0u, a.sum, i),
-                        __shfl_xor_sync(~0u, a.best, i)};
-        const Peak high = b.top > a.top || (b.top == a.top && b.best < a.best) ? b : a;
-        a.sum = a.sum > 0 ? a.sum * exp2_fast(LOG2E * (a.top - high.top)) : a.sum;
-        a.sum += b.sum > 0 ? b.sum * exp2_fast(LOG2E * (b.top - high.top)) : b.sum;
-        a = {high.top, a.sum, high.best};
-    }
-    return a;
+        batch_sums(dwpe, dout, B, T * C, stream);
 }
 
 // crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row

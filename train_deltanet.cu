@@ -2107,12 +2107,13 @@ static LogRow evaluate(Model *m, long step)
 }
 
 // decode: said (D,n) = the token chosen at each position when the model reads the first `given`
-// tokens of inputs (D,n) and then what it said.
-static void decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
-                   Sampler sampler)
+// tokens of inputs (D,n) and then what it said. Returns n, or how far it came when interrupted.
+static size_t decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
+                     Sampler sampler)
 {
     int *tokens = (int *)alloc_zero(D, sizeof(int), "tokens");
-    for (size_t t = 0; t < n; t++) {
+    size_t t = 0;
+    for (; t < n && !*training_interrupted(); t++) {
         for (size_t i = 0; i < D; i++)
             tokens[i] = t < given ? inputs[i * n + t] : said[i * n + t - 1];
         const float *logits = model_decode(m, tokens, t, D), *x = logits;
@@ -2120,14 +2121,15 @@ static void decode(Model *m, int *said, const int *inputs, size_t given, size_t 
             said[i * n + t] = sampler_choose(&sampler, x, sizeof(float), m->V, i, t);
     }
     free(tokens);
+    return t;
 }
 
-// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it said.
+// greedy: accuracy on decode_B sequences when the model reads what it said; -1 if interrupted.
 static double greedy(Model *m)
 {
     size_t prompt = m->task->shape(&m->config.task_options).prompt;
     decode(m, m->batch.predictions, m->batch.inputs, prompt, m->T, m->decode_B, {});
-    return task_score(m->task, &m->batch, m->decode_B);
+    return *training_interrupted() ? -1 : task_score(m->task, &m->batch, m->decode_B);
 }
 
 // dump: write training batch 0 with its activations and gradients to the file of --dump.
@@ -2167,7 +2169,6 @@ static void train(Model *m, const Options *options)
     m->device.started = m->device.ended = step;
     model_upload(m);
     model_zero_grad(m);
-    training_catch_interrupt();
     for (;; step++) {
         const int eval = t->eval_every && step && step % t->eval_every == 0;
         const int save = t->save_every && step % t->save_every == 0;
@@ -2195,13 +2196,12 @@ static void train(Model *m, const Options *options)
     }
     const TaskOptions *o = &m->config.task_options;
     TaskShape shape = m->task->shape(o);
-    double acc = m->decode_B && shape.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
+    double acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
     if (acc >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
-    if (o->sample && !*training_interrupted()) {
-        decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
-        task_show_sample(m->task, o);
-    }
+    if (o->sample && !*training_interrupted())
+        task_show_sample(m->task, o, decode(m, o->said, o->read, o->prompt_n, o->read_n, 1,
+                                            task_sampler(o, t->seed)));
     if (log.steps >= MFU_STEPS)
         gemm_print_mfu(model_flops(m), log_ms_per_step(&log), FLOATX_TYPE, m->device.stream);
     training_result(&log, task, model, shape.size_name, shape.size, &val, acc,

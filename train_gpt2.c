@@ -1212,8 +1212,8 @@ static const Preset PRESETS[] = {
     {"copy-s64", PAPER " --string-size 64", "the paper's Transformer, Fig. 4"},
     {"copy-s128", PAPER " --string-size 128", "the paper's Transformer, Fig. 3 and 4"},
     {"copy-s256", PAPER " --string-size 256", "the paper's Transformer, Fig. 4"},
-    {"shakespeare", TEXT "--lr 1e-3 --lr-min 1e-4 --warmup 100 --beta2 0.99 --steps 2500",
-     "characters of --text FILE, a GPU's work"},
+    {"shakespeare", TEXT "--lr 1e-3 --lr-min 1e-4 --warmup 100 --beta2 0.99 --steps 400 "
+     "--eval-every 25", "characters of --text FILE, a GPU's work; 2500 steps memorise 1 MB"},
     {"gpt2", WEB "--layers 12 --heads 12 --channels 768", "124M, updates of half a million tokens"},
     {"gpt2-medium", WEB "--layers 24 --heads 16 --channels 1024", "355M"},
     {"gpt2-large", WEB "--layers 36 --heads 20 --channels 1280", "774M"},

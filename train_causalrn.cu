@@ -817,14 +817,6 @@ static size_t linear_tile(size_t H)
     return LINEAR_THREADS / linear_threads(H);
 }
 
-// logsumexp_step: add 2^x to 2^*max * *sum. Equal values are not subtracted: inf - inf is NaN.
-static __device__ inline void logsumexp_step(float *max, float *sum, float x)
-{
-    const float above = x == *max ? 0 : x - *max, e = exp2_fast(-fabsf(above));
-    *sum = above > 0 ? *sum * e + 1 : *sum + e;
-    *max = fmaxf(*max, x);
-}
-
 // A thread's channels of a row as they lie in memory: groups of VEC, P groups apart.
 template <int VEC> struct Raw {
     Pack<floatX, VEC> v[CH / VEC];
@@ -1568,7 +1560,6 @@ typedef struct {
     Batch batch;    // the one that model_forward sees next, or has seen
     double loss;    // nats, mean over the supervised positions of the batch
     double targets; // of the update's batches so far
-    float *decoded; // logits (decode_B,V) on the host
 } Model;
 
 // model_name: the word for this configuration in RESULT lines and run directories.
@@ -1790,12 +1781,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
     }
     normalize_forward(d.dr, d.partial, decoder->x, D, C, stream);
     matmul_residual(decoder->logits, NULL, d.dr, w.head_w, NULL, D, C, Vp, stream);
-    if (!m->decoded)
-        m->decoded = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
-    CUDA_CHECK(cudaMemcpy2DAsync(m->decoded, V * sizeof(float), decoder->logits, Vp * sizeof(float),
-                                 V * sizeof(float), D, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    return m->decoded;
+    return device_logits(&m->device, decoder->logits, D, V, Vp, m->decode_B);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1881,10 +1867,9 @@ static void run_batch(Model *m, uint64_t stream, long number, int backward)
     load_batch(m, slot, stream, number);
     slot_up(slot, &m->device);
     model_zero_grad(m);
+    model_forward(m);
     if (backward)
-        batch_kernels(m);
-    else
-        model_forward(m);
+        model_backward(m);
     slot_down(slot, &m->device);
     CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
     m->loss = slot->result->loss;
@@ -1899,6 +1884,7 @@ static void stop_if_bad(Model *m, const char *what, double value, long step, uin
     Arena acts;
     if (is_finite_bits(value))
         return;
+    CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
     for (int i = 0; i < n; i++) {
         run_batch(m, stream, number + i, stream == STREAM_TRAIN);
         if (!is_finite_bits(m->loss))
@@ -1986,11 +1972,8 @@ static void train_step_end(Model *m, LogRow *row)
     const StepResult r = *slot->result;
     d->ended = step + 1;
     d->ended_at = now;
-    if (!is_finite_bits(r.loss) || !is_finite_bits(r.norm)) {
-        CUDA_CHECK(cudaStreamSynchronize(d->stream));
-        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
-        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
-    }
+    stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
+    stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
     const size_t B = slot->batch.B, T = slot->batch.T;
     const double acc = (slot->acc + task_score(m->task, &slot->batch, B)) / n;
     *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * B * T);

@@ -1591,7 +1591,6 @@ typedef struct {
     Batch batch;    // the one that model_forward sees next, or has seen
     double loss;    // nats, mean over the supervised positions of the batch
     double targets; // of the update's batches so far
-    float *decoded; // logits (decode_B,V) on the host
 } Model;
 
 // model_name: the word for this configuration in RESULT lines and run directories.
@@ -1887,12 +1886,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
     }
     rmsnorm_forward(d.dr, memory.x, m->params.norm_w, D, C, stream);
     matmul_residual(memory.logits, NULL, d.dr, m->copies.head_w, NULL, D, C, Vp, stream);
-    if (!m->decoded)
-        m->decoded = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
-    CUDA_CHECK(cudaMemcpy2DAsync(m->decoded, V * sizeof(float), memory.logits, Vp * sizeof(float),
-                                 V * sizeof(float), D, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    return m->decoded;
+    return device_logits(&m->device, memory.logits, D, V, Vp, m->decode_B);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1978,10 +1972,9 @@ static void run_batch(Model *m, uint64_t stream, long number, int backward)
     load_batch(m, slot, stream, number);
     slot_up(slot, &m->device);
     model_zero_grad(m);
+    model_forward(m);
     if (backward)
-        batch_kernels(m);
-    else
-        model_forward(m);
+        model_backward(m);
     slot_down(slot, &m->device);
     CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
     m->loss = slot->result->loss;
@@ -1996,6 +1989,7 @@ static void stop_if_bad(Model *m, const char *what, double value, long step, uin
     Arena acts;
     if (is_finite_bits(value))
         return;
+    CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
     for (int i = 0; i < n; i++) {
         run_batch(m, stream, number + i, stream == STREAM_TRAIN);
         if (!is_finite_bits(m->loss))
@@ -2083,11 +2077,8 @@ static void train_step_end(Model *m, LogRow *row)
     const StepResult r = *slot->result;
     d->ended = step + 1;
     d->ended_at = now;
-    if (!is_finite_bits(r.loss) || !is_finite_bits(r.norm)) {
-        CUDA_CHECK(cudaStreamSynchronize(d->stream));
-        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
-        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
-    }
+    stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
+    stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
     const size_t B = slot->batch.B, T = slot->batch.T;
     const double acc = (slot->acc + task_score(m->task, &slot->batch, B)) / n;
     *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * B * T);

@@ -76,6 +76,14 @@ static __device__ inline float exp2_fast(float x)
     return y;
 }
 
+// logsumexp_step: add 2^x to 2^*max * *sum. Equal values are not subtracted: inf - inf is NaN.
+static __device__ inline void logsumexp_step(float *max, float *sum, float x)
+{
+    const float above = x == *max ? 0 : x - *max, e = exp2_fast(-fabsf(above));
+    *sum = above > 0 ? *sum * e + 1 : *sum + e;
+    *max = fmaxf(*max, x);
+}
+
 #ifdef PRECISION_BF16
 // pack2: two floats as bf16 in one register, x in the low half.
 static __device__ inline uint32_t pack2(float x, float y)

@@ -2056,12 +2056,14 @@ static void model_copies(Model *m)
 }
 
 // model_flops: floating-point operations of one update: per token 6 a weight but the embedding's,
-// and 22 HS a channel and layer in the recurrence, 6 of them forward.
+// and, a channel and layer, 22 HS in the recurrence, 6 of them forward; by chunks 18 HS and 12 CS,
+// 6 and 4 of them forward, where half of a triangular matrix counts.
 static double model_flops(const Model *m)
 {
     const double weights = (double)arena_elements(&m->weights.params, "wte");
+    const size_t HS = m->C / m->NH, each = m->config.form == CHUNK ? 18 * HS + 12 * CS : 22 * HS;
     return (double)m->config.training.accumulate * (double)(m->B * m->T) *
-           (6 * weights + 22 * (double)(m->L * m->C * (m->C / m->NH)));
+           (6 * weights + (double)(m->L * m->C * each));
 }
 
 // layer_acts: the activations of layer l.

@@ -726,7 +726,8 @@ static void expect_diff(const char *args, int code, const char *substring)
 static void test_diff_losses(void)
 {
     float logits[4] = {8, -2, 0, -9}, losses[4] = {1e-2f, 2e-3f, 0, 3e-3f}, other[4];
-    StTensor a[] = {{"acts.logits", ST_F32, 1, {4}, logits}, {"acts.losses", ST_F32, 1, {4}, losses}};
+    StTensor a[] = {{"acts.logits", ST_F32, 1, {4}, logits},
+                    {"acts.losses", ST_F32, 1, {4}, losses}};
     StTensor b[] = {a[0], {"acts.losses", ST_F32, 1, {4}, other}};
     st_write(in_dir("a"), NULL, 0, a, 2);
     for (int i = 0; i < 4; i++)

@@ -569,76 +569,73 @@ chunk_split_kernel(floatX *out, floatX *u, floatX *states, float *last, const fl
         uint4 hi[4], lo[4];
         copy_wait();
         __syncthreads(); // this chunk and S are there
-        if (warp < 0 && i + 1 < chunks)
-            fetch(i + 1);
-        if (warp >= 0) {
-            if (states) // a backward pass is to follow
-                rows_store<N>(states + (((size_t)head * chunks + c) * HS + row) * HS + column, S,
-                              factor, HS, HS - row, HS - column);
-#pragma unroll
-            for (int k = 0; k < WIDTH / 16; k++) { // BACK: two sums, which wait half as long
-                const uint4 left = ldmatrix<0>(ss + 16 * k + row_at(lane, LD));
-                mma16(BACK && k % 2 ? z : y, left, ldmatrix<0>(ks + 16 * k + right));
-                if (!BACK)
-                    mma16(z, left, ldmatrix<0>(qs + 16 * k + right));
-            }
-            if constexpr (BACK) {
-#pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    hi[k] = ldmatrix<1>(xs + 16 * k * LDX + column_at(lane, LDX));
-                    if (k >= warp)
-                        add_block<0>(k % 2 ? z : y, NULL, hi[k], NULL,
-                                     ps + 16 * (k * LDC + warp) + row_at(lane, LDC));
-                }
-#pragma unroll
-                for (int k = 0; k < 8; k++)
-                    y[k / 4][k % 4] += z[k / 4][k % 4];
-                split_store(es + own, y);
-                add_product<WIDTH, CS, N>(S, hi, NULL, qs + column + row_at(lane, LD), 0, 3);
-            } else {
-                const uint4 v = ldmatrix<1>(xs + own * LDX + row_at(lane, LDX));
-                const uint32_t v_k[] = {v.x, v.z, v.y, v.w};
-#pragma unroll
-                for (int k = 0; k < 8; k++)
-                    y[k / 4][k % 4] = unpack(v_k[k / 2], k % 2) - y[k / 4][k % 4];
-                split_store(es + own, y);
-            }
+        if (warp < 0) {
+            if (i + 1 < chunks)
+                fetch(i + 1);
+            continue;
         }
-        __syncthreads(); // E, or dN
-        if (warp >= 0) {
-            float n[2][4] = {}, rest[2][4] = {}; // N^T; BACK: dV^T / s
-            split_load(hi, lo, es);
+        if (states) // a backward pass is to follow
+            rows_store<N>(states + (((size_t)head * chunks + c) * HS + row) * HS + column, S,
+                          factor, HS, HS - row, HS - column);
+#pragma unroll
+        for (int k = 0; k < WIDTH / 16; k++) { // BACK: two sums, which wait half as long
+            const uint4 left = ldmatrix<0>(ss + 16 * k + row_at(lane, LD));
+            mma16(BACK && k % 2 ? z : y, left, ldmatrix<0>(ks + 16 * k + right));
+            if (!BACK)
+                mma16(z, left, ldmatrix<0>(qs + 16 * k + right));
+        }
+        if constexpr (BACK) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                hi[k] = ldmatrix<1>(xs + 16 * k * LDX + column_at(lane, LDX));
+                if (k >= warp)
+                    add_block<0>(k % 2 ? z : y, NULL, hi[k], NULL,
+                                 ps + 16 * (k * LDC + warp) + row_at(lane, LDC));
+            }
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                y[k / 4][k % 4] += z[k / 4][k % 4];
+            split_store(es + own, y);
+            add_product<WIDTH, CS, N>(S, hi, NULL, qs + column + row_at(lane, LD), 0, 3);
+        } else {
+            const uint4 v = ldmatrix<1>(xs + own * LDX + row_at(lane, LDX));
+            const uint32_t v_k[] = {v.x, v.z, v.y, v.w};
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                y[k / 4][k % 4] = unpack(v_k[k / 2], k % 2) - y[k / 4][k % 4];
+            split_store(es + own, y);
+        }
+        part_sync<CHUNK_THREADS>(); // E, or dN
+        float n[2][4] = {}, rest[2][4] = {}; // N^T; BACK: dV^T / s
+        split_load(hi, lo, es);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (BACK ? k >= warp : k <= warp)
+                add_block<!BACK>(n, rest, hi[k], lo + k,
+                                 ms + 16 * (BACK ? k * LDC + warp : warp * LDC + k) +
+                                     (BACK ? row_at(lane, LDC) : column_at(lane, LDC)));
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            n[k / 4][k % 4] += rest[k / 4][k % 4];
+            y[k / 4][k % 4] = (BACK ? -1 : 1) * n[k / 4][k % 4];
+        }
+        split_store(ns + own, y);
+        if (BACK)
+            columns_store<2>(out + at * out_pitch + channel + row, n, s, out_pitch, rows,
+                             HS - row);
+        else if (states)
+            columns_store<2>(u + at * C + channel + row, n, 1, C, rows, HS - row);
+        part_sync<CHUNK_THREADS>(); // N, or -dV
+        split_load(hi, lo, ns);
+        add_product<WIDTH, CS, N>(S, hi, lo, ks + column + row_at(lane, LD), 0, 3);
+        rows_store<N>(ss + column, S, 1, LD, 16, N);
+        if constexpr (!BACK) {
 #pragma unroll
             for (int k = 0; k < 4; k++)
-                if (BACK ? k >= warp : k <= warp)
-                    add_block<!BACK>(n, rest, hi[k], lo + k,
-                                     ms + 16 * (BACK ? k * LDC + warp : warp * LDC + k) +
-                                         (BACK ? row_at(lane, LDC) : column_at(lane, LDC)));
-#pragma unroll
-            for (int k = 0; k < 8; k++) {
-                n[k / 4][k % 4] += rest[k / 4][k % 4];
-                y[k / 4][k % 4] = (BACK ? -1 : 1) * n[k / 4][k % 4];
-            }
-            split_store(ns + own, y);
-            if (BACK)
-                columns_store<2>(out + at * out_pitch + channel + row, n, s, out_pitch, rows,
-                                 HS - row);
-            else if (states)
-                columns_store<2>(u + at * C + channel + row, n, 1, C, rows, HS - row);
-        }
-        __syncthreads(); // N, or -dV
-        if (warp >= 0) {
-            split_load(hi, lo, ns);
-            add_product<WIDTH, CS, N>(S, hi, lo, ks + column + row_at(lane, LD), 0, 3);
-            rows_store<N>(ss + column, S, 1, LD, 16, N);
-            if constexpr (!BACK) {
-#pragma unroll
-                for (int k = 0; k < 4; k++)
-                    if (k <= warp)
-                        add_block<1>(z, NULL, hi[k], NULL,
-                                     ps + 16 * (warp * LDC + k) + column_at(lane, LDC));
-                columns_store<2>(out + at * C + channel + row, z, s, C, rows, HS - row);
-            }
+                if (k <= warp)
+                    add_block<1>(z, NULL, hi[k], NULL,
+                                 ps + 16 * (warp * LDC + k) + column_at(lane, LDC));
+            columns_store<2>(out + at * C + channel + row, z, s, C, rows, HS - row);
         }
     }
 #pragma unroll

@@ -25,17 +25,25 @@ static __device__ inline uint32_t transpose(uint32_t x)
 }
 
 // tile_fetch: start copying rows 0 .. ROWS-1 of x, `stride` elements apart, into a tile
-// [ROWS][W + 8]; what is not among the first `rows` rows and `columns` columns becomes 0.
+// [ROWS][W + 8]; what is not among the first `rows` rows and `columns` columns becomes 0. W / 8
+// divides THREADS: a thread keeps to its columns.
 template <int ROWS, int W, int THREADS>
 static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stride, int rows,
                                          int columns)
 {
+    enum { STEP = THREADS / (W / 8) };
+    const int c = threadIdx.x % (W / 8) * 8, r0 = threadIdx.x / (W / 8);
+    const floatX *from = x + (size_t)r0 * stride + c;
+    rows = c < columns ? rows : 0;
 #pragma unroll
-    for (int i = threadIdx.x; i < ROWS * (W / 8); i += THREADS) {
-        const int r = i / (W / 8), c = i % (W / 8) * 8;
-        const bool inside = r < rows && c < columns;
-        copy_async(tile + r * (W + 8) + c, x + (inside ? (size_t)r * stride + c : 0), inside);
-    }
+    for (int r = r0; r < ROWS; r += STEP, from += (size_t)STEP * stride)
+        copy_async(tile + r * (W + 8) + c, r < rows ? from : x, r < rows);
+}
+
+// part_sync: __syncthreads for THREADS threads of a block, those that call it.
+template <int THREADS> static __device__ inline void part_sync(void)
+{
+    asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
 }
 
 // row_store: columns 2t, 2t+1 (left) and 8+2t, 9+2t (right) of a row of 16, from its four lanes 4g

@@ -390,7 +390,8 @@ background faults
 for direction in forward backward; do
     background delta_ladder $direction 2 65 64
     background delta_ladder $direction 1 130 144 # 72 channels in tiles of 128
-    background delta_ladder $direction 50 2 128 # 4 warps of rows a block, elsewhere 1
+    background delta_ladder $direction 50 2 128 # 4 warps of rows a block, elsewhere their parts
+    background delta_ladder $direction 25 2 256
 done
 for model in "$@"; do
     ${model}_checks

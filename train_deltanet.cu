@@ -293,7 +293,8 @@ recurrent_backward_kernel(floatX *dqkv, float *dbeta, float *dinitial, const flo
 // head in registers: what S does to a row of values it does without the others, so a warp has 16
 // rows of S for good, 16 columns of V, E, N and O, and works on the transposes: E^T = V^T - S K^T,
 // N^T = E^T M^T, O^T = s (S Q^T + N^T P^T), S += N^T K: what one product leaves in registers is the
-// left operand of the next. A last kernel over all chunks makes dq, dk and dbeta.
+// left operand of the next. Where heads are few, four warps share this. A last kernel over all
+// chunks makes dq, dk and dbeta.
 // A, M by substitution, S and D are fp32. What S and D are made of, M, E, N, dN and dV, enters
 // those products as the sum of two bf16 numbers, all else as one. For repeated keys and beta near 2
 // rounding M costs a tenth of the output; N and dV rounded, an error that grows as sqrt(T).

@@ -25,8 +25,8 @@ static __device__ inline uint32_t transpose(uint32_t x)
 }
 
 // tile_fetch: start copying rows 0 .. ROWS-1 of x, `stride` elements apart, into a tile
-// [ROWS][W + 8]; what is not among the first `rows` rows and `columns` columns becomes 0. W / 8
-// divides THREADS: a thread keeps to its columns.
+// [ROWS][W + 8]; what is not among the first `rows` rows and `columns` columns becomes 0. A thread
+// keeps to its columns.
 template <int ROWS, int W, int THREADS>
 static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stride, int rows,
                                          int columns)
@@ -34,10 +34,11 @@ static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stri
     enum { STEP = THREADS / (W / 8) };
     const int c = threadIdx.x % (W / 8) * 8, r0 = threadIdx.x / (W / 8);
     const floatX *from = x + (size_t)r0 * stride + c;
+    static_assert(ROWS % STEP == 0 && THREADS % (W / 8) == 0);
     rows = c < columns ? rows : 0;
 #pragma unroll
-    for (int r = r0; r < ROWS; r += STEP, from += (size_t)STEP * stride)
-        copy_async(tile + r * (W + 8) + c, r < rows ? from : x, r < rows);
+    for (int i = 0; i < ROWS; i += STEP, from += (size_t)STEP * stride)
+        copy_async(tile + (r0 + i) * (W + 8) + c, r0 + i < rows ? from : x, r0 + i < rows);
 }
 
 // part_sync: __syncthreads for THREADS threads of a block, those that call it.

@@ -721,6 +721,41 @@ static void expect_diff(const char *args, int code, const char *substring)
           out.text);
 }
 
+// test_diff_losses: losses near 0 may differ by what an fp32 number as large as the logits leaves,
+// not by a sign, a position that was left out, or more.
+static void test_diff_losses(void)
+{
+    float logits[4] = {8, -2, 0, -9}, losses[4] = {1e-2f, 2e-3f, 0, 3e-3f}, other[4];
+    StTensor a[] = {{"acts.logits", ST_F32, 1, {4}, logits},
+                    {"acts.losses", ST_F32, 1, {4}, losses}};
+    StTensor b[] = {a[0], {"acts.losses", ST_F32, 1, {4}, other}};
+    st_write(in_dir("a"), NULL, 0, a, 2);
+    for (int i = 0; i < 4; i++)
+        other[i] = losses[i] + 9e-7f; // 2^-23 times 9 is 1.07e-6, 1e-5 of losses 1e-7
+    st_write(in_dir("b"), NULL, 0, b, 2);
+    expect_diff("a b", 0, "2 tensors agree");
+    expect_diff("b a", 0, "2 tensors agree");
+    for (int i = 0; i < 4; i++)
+        other[i] = losses[i] + 1.3e-6f;
+    st_write(in_dir("b"), NULL, 0, b, 2);
+    expect_diff("a b", 1, "1 do not");
+    memcpy(other, losses, sizeof other);
+    other[1] *= -1;
+    st_write(in_dir("b"), NULL, 0, b, 2);
+    expect_diff("a b", 1, "[1]              DIFFERS\n");
+    other[1] = losses[1];
+    other[3] = 0;
+    st_write(in_dir("b"), NULL, 0, b, 2);
+    expect_diff("a b", 1, "[3]              DIFFERS\n");
+    b[0].name = "acts.other"; // no logits: nothing is allowed for
+    a[0].name = "acts.other";
+    for (int i = 0; i < 4; i++)
+        other[i] = losses[i] + 9e-7f;
+    st_write(in_dir("a"), NULL, 0, a, 2);
+    st_write(in_dir("b"), NULL, 0, b, 2);
+    expect_diff("a b", 1, "1 do not");
+}
+
 static void test_diff(void)
 {
     float x[6] = {1, 2, 3, 4, 5, 6}, big[2] = {3, 4}, noise[2] = {1e-8f, 2e-8f};
@@ -776,6 +811,7 @@ static void test_diff(void)
     expect_diff("a b", 1, "DIFFERS: dtype I32 and F32");
     st_write(in_dir("b"), NULL, 0, b + 4, 1);
     expect_diff("a b", 1, "0 tensors agree, 0 do not, 7 in one file only\n");
+    test_diff_losses();
     expect_diff("a absent", 3, "error: absent: cannot open");
     expect_diff("a .", 3, "got a directory");
     expect_diff("a", 2, "expected two files, got 1");

@@ -43,6 +43,7 @@
 // Differences from the papers: those of train_deltanet.c.
 
 #include "data/tasks.h"
+#include "util/chunk.cuh"
 #include "util/optimizer.cuh"
 #include "util/sums.cuh" // and with it warp, cuda_training, cuda, gemm, training
 #pragma nv_diag_suppress 177    // [layers] has more than this model needs
@@ -53,7 +54,7 @@
 #define ARCHITECTURE "deltanet"
 enum { NONNEG, SIGNED }; // the largest beta is 1, 2
 enum { AUTO, RECURRENT, CHUNK };
-enum { CS = 64, CHUNK_THREADS = 128 }; // tokens of a chunk; threads that take one
+enum { CHUNK_THREADS = 128 }; // that take a chunk, of CS = 64 tokens
 
 // ---- token by token: a block a head, P threads a row of S, with 32 columns each in registers
 
@@ -295,53 +296,27 @@ recurrent_backward_kernel(floatX *dqkv, float *dbeta, float *dinitial, const flo
 // head in registers: what S does to a row of values it does without the others, so a warp has 16
 // rows of S for good, 16 columns of V, E, N and O, and works on the transposes: E^T = V^T - S K^T,
 // N^T = E^T M^T, O^T = s (S Q^T + N^T P^T), S += N^T K: what one product leaves in registers is the
-// left operand of the next. A last kernel over all chunks makes dq, dk and dbeta.
+// left operand of the next. Where heads are few, four warps share this. A last kernel over all
+// chunks makes dq, dk and dbeta.
 // A, M by substitution, S and D are fp32. What S and D are made of, M, E, N, dN and dV, enters
 // those products as the sum of two bf16 numbers, all else as one. For repeated keys and beta near 2
 // rounding M costs a tenth of the output; N and dV rounded, an error that grows as sqrt(T).
 
-// Elements between rows of a 64x64 tile in shared memory, and of the tile; of `pairs` a chunk;
-// between rows of the fp32 arrays of chunk_pairs_kernel: A by columns, M / beta by rows.
-enum { LDC = CS + 8, TILE = CS * LDC, PAIRS = 3 * CS * CS, LDA = CS + 4, LDM = CS + 16 };
+// Elements of `pairs` a chunk; between rows of the fp32 arrays of chunk_pairs_kernel: A by columns,
+// M / beta by rows.
+enum { PAIRS = 3 * CS * CS, LDA = CS + 4, LDM = CS + 16 };
 #define BETA_LEAST 9.094947e-13f // 2^-40 in the place of 0: moves nothing and can be divided by
 
 // Shared memory, elements of bf16 or bytes. ROWS: a tile of 64 rows. chunk_pairs_kernel: two tiles
-// or Tm, then A and beta. chunk_walk_kernel: a chunk, but for 16 columns of x a warp.
-// chunk_grads_kernel: four tiles, the last as large as X and F, and S.
+// or Tm, then A and beta. WALK: a chunk, but for 16 columns of x a warp. SHARED: S, E and N, of 16
+// rows, with low parts. chunk_grads_kernel: four tiles, the last as large as X and F, and S.
 template <int WIDTH> struct Space {
     enum { ROWS = CS * (WIDTH + 8), LAST = (int)ROWS > 2 * (int)TILE ? (int)ROWS : 2 * (int)TILE };
     enum { TM = (int)ROWS > CS * (int)LDM ? 2 * ROWS : 2 * CS * LDM };
     enum { PAIRS_BYTES = 2 * TM + 4 * CS * (LDA + 1), WALK = 2 * ROWS + 3 * TILE + CS * 8 };
+    enum { SHARED = 16 * (WIDTH + 8) + 64 * LDC };
     enum { S_AT = 3 * ROWS + LAST, GRADS_BYTES = 2 * (S_AT + WIDTH * (WIDTH + 8)) };
 };
-
-// unpack: number i of the two of pack2.
-static __device__ inline float unpack(uint32_t x, int i)
-{
-    return (float)((const floatX *)&x)[i];
-}
-
-// transpose: of an 8x8 matrix of bf16, columns 2t, 2t+1 of row g in lane 4g + t.
-static __device__ inline uint32_t transpose(uint32_t x)
-{
-    uint32_t y;
-    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
-    return y;
-}
-
-// tile_fetch: start copying rows 0 .. ROWS-1 of x, `stride` elements apart, into a tile
-// [ROWS][W + 8]; what is not among the first `rows` rows and `columns` columns becomes 0.
-template <int ROWS, int W, int THREADS>
-static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stride, int rows,
-                                         int columns)
-{
-#pragma unroll
-    for (int i = threadIdx.x; i < ROWS * (W / 8); i += THREADS) {
-        const int r = i / (W / 8), c = i % (W / 8) * 8;
-        const bool inside = r < rows && c < columns;
-        copy_async(tile + r * (W + 8) + c, x + (inside ? (size_t)r * stride + c : 0), inside);
-    }
-}
 
 // pairs_fetch: start copying a chunk's M (high and low part) and P into three tiles; of the 16x16
 // blocks above the diagonal, which nobody reads, nothing.
@@ -354,127 +329,6 @@ static __device__ inline void pairs_fetch(floatX *tile, const floatX *pairs)
         if (c / 2 <= r % CS / 16)
             copy_async(tile + r * LDC + c * 8, pairs + i * 8, true);
     }
-}
-
-// row_store: columns 2t, 2t+1 (left) and 8+2t, 9+2t (right) of a row of 16, from its four lanes 4g
-// + t: 8 bytes a lane, so that sectors of 32 bytes are written whole. columns: how many there are.
-static __device__ inline void row_store(floatX *row, uint32_t left, uint32_t right, bool inside,
-                                        int columns)
-{
-    const int odd = threadIdx.x & 1, column = odd * 8 + threadIdx.x % 4 / 2 * 4;
-    const uint32_t other = __shfl_xor_sync(~0u, odd ? left : right, 1);
-    if (inside && column < columns)
-        *(uint2 *)(row + column) = {odd ? other : left, odd ? right : other};
-}
-
-// rows_store: rows 0 .. 15 of `to`, `stride` apart, = factor c (16 x HS); what is not among the
-// first `rows` rows and `columns` columns stays.
-template <int HS>
-static __device__ inline void rows_store(floatX *to, const float c[HS / 8][4], float factor,
-                                         size_t stride, int rows, int columns)
-{
-    const int g = threadIdx.x % WARP / 4;
-#pragma unroll
-    for (int i = 0; i < HS / 8; i++) { // 16 columns of rows g, then g + 8
-        const int n = i / 2 * 2, r = i % 2 * 8, v = i % 2 * 2;
-        row_store(to + (g + r) * stride + 8 * n, pack2(factor * c[n][v], factor * c[n][v + 1]),
-                  pack2(factor * c[n + 1][v], factor * c[n + 1][v + 1]), g + r < rows,
-                  columns - 8 * n);
-    }
-}
-
-// columns_store: the same for c (16 x 64) by its transpose, 64 rows of 16 columns.
-static __device__ inline void columns_store(floatX *to, const float c[8][4], float factor,
-                                            size_t stride, int rows, int columns)
-{
-    const int g = threadIdx.x % WARP / 4;
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-        row_store(to + (8 * n + g) * stride, transpose(pack2(factor * c[n][0], factor * c[n][1])),
-                  transpose(pack2(factor * c[n][2], factor * c[n][3])), 8 * n + g < rows, columns);
-}
-
-// split_pack: c (16 x 64) as left operands of mma; lo: what rounding has taken from it.
-static __device__ inline void split_pack(uint4 hi[4], uint4 lo[4], const float c[8][4])
-{
-#pragma unroll
-    for (int k = 0; k < 4; k++) {
-        float rest[2][4];
-        hi[k] = accumulator_pack(&c[2 * k]);
-        const uint32_t x[] = {hi[k].x, hi[k].y, hi[k].z, hi[k].w};
-#pragma unroll
-        for (int i = 0; i < 8; i++)
-            rest[i / 4][i % 4] = c[2 * k + i / 4][i % 4] - unpack(x[i / 2], i % 2);
-        lo[k] = accumulator_pack(rest);
-    }
-}
-
-// mma16: c (16x16) += a (16x16) b (16x16), b as ldmatrix gives it.
-static __device__ inline void mma16(float c[2][4], uint4 a, uint4 b)
-{
-    mma(c[0], a, b.x, b.y);
-    mma(c[1], a, b.z, b.w);
-}
-
-// 16 rows of a tile, at row_at, as left operands, which are loaded where they are needed.
-struct Rows {
-    const floatX *tile;
-    __device__ uint4 operator[](int k) const { return ldmatrix<0>(tile + 16 * k); }
-};
-
-// add_dots: c (16 x 64) += a (16 x HS) times the transpose of a tile of 64 rows, at column_at; of
-// its blocks of 16 rows 0 .. last. A: uint4 [HS / 16], or Rows.
-template <int HS, typename A>
-static __device__ inline void add_dots(float c[8][4], A a, const floatX *tile, int last)
-{
-#pragma unroll
-    for (int k = 0; k < HS / 16; k++) {
-        const uint4 left = a[k];
-#pragma unroll
-        for (int n = 0; n < 4; n++)
-            if (n <= last)
-                mma16(&c[2 * n], left, ldmatrix<0>(tile + 16 * n * (HS + 8) + 16 * k));
-    }
-}
-
-// add_product: c (16 x HS) += a (16 x ROWS) times a tile of ROWS rows, at row_at; of a only the
-// blocks of 16 columns first .. last. lo: a + lo for a, unless NULL.
-template <int HS, int ROWS, typename A>
-static __device__ inline void add_product(float c[HS / 8][4], A a, const uint4 *lo,
-                                          const floatX *tile, int first, int last)
-{
-#pragma unroll
-    for (int k = 0; k < ROWS / 16; k++)
-        if (first <= k && k <= last) {
-            const uint4 left = a[k];
-#pragma unroll
-            for (int n = 0; n < HS / 16; n++) {
-                const uint4 b = ldmatrix<1>(tile + 16 * k * (HS + 8) + 16 * n);
-                mma16(&c[2 * n], left, b);
-                if (lo)
-                    mma16(&c[2 * n], lo[k], b);
-            }
-        }
-}
-
-// add_by_lower: c (16 x 64) += a L for a lower triangular L (64 x 64), at row_at; TRANS: a L^T, L
-// at column_at. lo, unless NULL: (a + lo) (L + the tile behind it) instead, less lo times that.
-template <int TRANS>
-static __device__ inline void add_by_lower(float c[8][4], const uint4 a[4], const uint4 *lo,
-                                           const floatX *L)
-{
-#pragma unroll
-    for (int k = 0; k < 4; k++)
-#pragma unroll
-        for (int n = TRANS ? k : 0; n < (TRANS ? 4 : k + 1); n++) {
-            const floatX *at = L + 16 * (TRANS ? n * LDC + k : k * LDC + n);
-            const uint4 b = ldmatrix<!TRANS>(at);
-            mma16(&c[2 * n], a[k], b);
-            if (lo) {
-                mma16(&c[2 * n], lo[k], b);
-                mma16(&c[2 * n], a[k], ldmatrix<!TRANS>(at + TILE));
-            }
-        }
 }
 
 // subtract: x_i -= a_i y for i = first .. 15; a: shared memory, at a multiple of 16 bytes.
@@ -557,18 +411,44 @@ chunk_pairs_kernel(floatX *pairs, const floatX *qkv, const float *beta, int T, i
     substitute(pairs, Tm, A, betas);
 }
 
+// walk_fetch: start copying what a walk needs of chunk c of a head, whose first q, x and pairs are
+// given: k, q [64][WIDTH + 8], M, P [3][64][72], and W columns of x.
+template <int WIDTH, int W, int THREADS>
+static __device__ inline void walk_fetch(floatX *to, const floatX *q, const floatX *x, int x_pitch,
+                                         const floatX *pairs, int c, int T, int C, int HS,
+                                         int columns)
+{
+    enum { ROWS = Space<WIDTH>::ROWS };
+    const int rows = T - c * CS;
+    q += (size_t)c * CS * 3 * C;
+    tile_fetch<CS, WIDTH, THREADS>(to, q + C, 3 * C, rows, HS);
+    tile_fetch<CS, WIDTH, THREADS>(to + ROWS, q, 3 * C, rows, HS);
+    pairs_fetch<THREADS>(to + 2 * ROWS, pairs + (size_t)c * PAIRS);
+    tile_fetch<CS, W, THREADS>(to + 2 * ROWS + 3 * TILE, x + (size_t)c * CS * x_pitch, x_pitch,
+                               rows, columns);
+}
+
+// state_at: of element i of a product's columns from `column` on, 16 rows from `row` on, in S
+// (HS,HS); -1: beyond the head.
+static __device__ inline int state_at(int i, int row, int column, int HS)
+{
+    const int lane = threadIdx.x % WARP, r = row + lane / 4 + i % 4 / 2 * 8;
+    const int c = column + i / 4 * 8 + lane % 4 * 2 + i % 2;
+    return r < HS && c < HS ? r * HS + c : -1;
+}
+
 // chunk_walk_kernel: a block takes 16 WARPS rows of a head's S, which starts as `first` (NULL: 0)
 // and ends as `last`, through its chunks while the next one is being fetched: out = o, u = N,
 // states = S before each chunk, from x = v. BACK: D / s from the last chunk to the first: out = dv,
-// states = D', from x = dout. Where WARPS < 4, there are warps that fetch and do nothing else.
+// states = D', from x = dout.
 template <int WIDTH, int WARPS, int BACK>
-static __global__ void __launch_bounds__(WARPS > 4 ? 32 * WARPS : CHUNK_THREADS)
+static __global__ void __launch_bounds__(32 * WARPS)
 chunk_walk_kernel(floatX *out, floatX *u, floatX *states, float *last, const floatX *x,
                   const float *first, const floatX *qkv, const floatX *pairs, int T, int NH, int HS)
 {
-    enum { THREADS = WARPS > 4 ? 32 * WARPS : CHUNK_THREADS, W = 16 * WARPS, LDX = W + 8 };
-    enum { LD = WIDTH + 8, ROWS = CS * LD, STAGE = Space<WIDTH>::WALK + CS * W };
-    extern __shared__ __align__(16) floatX tiles[]; // twice: k, q [64][LD], M, P [3][64][72], x
+    enum { W = 16 * WARPS, LDX = W + 8, LD = WIDTH + 8, ROWS = CS * LD };
+    enum { STAGE = Space<WIDTH>::WALK + CS * W };
+    extern __shared__ __align__(16) floatX tiles[]; // twice what walk_fetch fetches
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, C = NH * HS;
     const int x_pitch = BACK ? C : 3 * C, out_pitch = BACK ? 3 * C : C;
     const int slabs = (HS + W - 1) / W, head = blockIdx.x / slabs, slab = blockIdx.x % slabs * W;
@@ -577,20 +457,15 @@ chunk_walk_kernel(floatX *out, floatX *u, floatX *states, float *last, const flo
     const float s = rsqrtf((float)HS), factor = BACK ? s : 1;
     float S[WIDTH / 8][4];
     const auto fetch = [=](int i) {
-        const int c = BACK ? chunks - 1 - i : i, rows = T - c * CS;
-        const size_t at = token + (size_t)c * CS;
-        const floatX *q = qkv + at * 3 * C + channel;
-        floatX *to = tiles + i % 2 * STAGE;
-        tile_fetch<CS, WIDTH, THREADS>(to, q + C, 3 * C, rows, HS);
-        tile_fetch<CS, WIDTH, THREADS>(to + ROWS, q, 3 * C, rows, HS);
-        pairs_fetch<THREADS>(to + 2 * ROWS, pairs + ((size_t)head * chunks + c) * PAIRS);
-        tile_fetch<CS, W, THREADS>(to + 2 * ROWS + 3 * TILE, x + at * x_pitch + channel + slab,
-                                   x_pitch, rows, HS - slab);
+        walk_fetch<WIDTH, W, 32 * WARPS>(
+            tiles + i % 2 * STAGE, qkv + token * 3 * C + channel,
+            x + token * x_pitch + channel + slab, x_pitch, pairs + (size_t)head * chunks * PAIRS,
+            BACK ? chunks - 1 - i : i, T, C, HS, HS - slab);
     };
 #pragma unroll
     for (int i = 0; i < WIDTH / 2; i++) {
-        const int r = row + lane / 4 + i % 4 / 2 * 8, c = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        S[i / 4][i % 4] = first && r < HS && c < HS ? first[state + r * HS + c] / factor : 0;
+        const int at = state_at(i, row, 0, HS);
+        S[i / 4][i % 4] = first && at >= 0 ? first[state + at] / factor : 0;
     }
     fetch(0);
     for (int i = 0; i < chunks; i++) {
@@ -602,8 +477,6 @@ chunk_walk_kernel(floatX *out, floatX *u, floatX *states, float *last, const flo
         __syncthreads(); // this chunk is there; nobody reads the one before any more
         if (i + 1 < chunks)
             fetch(i + 1);
-        if (warp >= WARPS)
-            continue;
         if (states) // a backward pass is to follow
             rows_store<WIDTH>(states + (((size_t)head * chunks + c) * HS + row) * HS, S, factor, HS,
                               HS - row, HS);
@@ -622,7 +495,7 @@ chunk_walk_kernel(floatX *out, floatX *u, floatX *states, float *last, const flo
             add_product<WIDTH, CS>(S, g, NULL, qs + right, 0, 3);
             split_pack(hi, lo, y);
             add_by_lower<0>(z, hi, lo, ms + row_at(lane, LDC));
-            columns_store(out + at * out_pitch + channel + row, z, s, out_pitch, rows, HS - row);
+            columns_store<8>(out + at * out_pitch + channel + row, z, s, out_pitch, rows, HS - row);
 #pragma unroll
             for (int k = 0; k < 32; k++)
                 z[k / 4][k % 4] = -z[k / 4][k % 4];
@@ -643,18 +516,136 @@ chunk_walk_kernel(floatX *out, floatX *u, floatX *states, float *last, const flo
             add_by_lower<1>(n, hi, lo, ms + column_at(lane, LDC));
             split_pack(hi, lo, n);
             add_by_lower<1>(z, hi, NULL, ps + column_at(lane, LDC));
-            columns_store(out + at * C + channel + row, z, s, C, rows, HS - row);
+            columns_store<8>(out + at * C + channel + row, z, s, C, rows, HS - row);
             if (states)
-                columns_store(u + at * C + channel + row, n, 1, C, rows, HS - row);
+                columns_store<8>(u + at * C + channel + row, n, 1, C, rows, HS - row);
         }
         add_product<WIDTH, CS>(S, hi, lo, ks + right, 0, 3);
     }
 #pragma unroll
-    for (int i = 0; i < WIDTH / 2; i++) {
-        const int r = row + lane / 4 + i % 4 / 2 * 8, c = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        if (last && warp < WARPS && r < HS && c < HS)
-            last[state + r * HS + c] = factor * S[i / 4][i % 4];
+    for (int i = 0; i < WIDTH / 2; i++)
+        if (last && state_at(i, row, 0, HS) >= 0)
+            last[state + state_at(i, row, 0, HS)] = factor * S[i / 4][i % 4];
+}
+
+// chunk_split_kernel: the same for 16 rows of S, where a head's rows are too few to give every
+// multiprocessor its warps. Four warps fetch; each of the others has 16 tokens of a chunk and a
+// fourth of the columns of S. They meet three times in a chunk, to show each other S, E and N.
+template <int WIDTH, int BACK>
+static __global__ void __launch_bounds__(2 * CHUNK_THREADS)
+chunk_split_kernel(floatX *out, floatX *u, floatX *states, float *last, const floatX *x,
+                   const float *first, const floatX *qkv, const floatX *pairs, int T, int NH,
+                   int HS)
+{
+    enum { N = WIDTH / 4, LD = WIDTH + 8, ROWS = CS * LD, LDX = 24 };
+    enum { STAGE = Space<WIDTH>::WALK + CS * 16 };
+    extern __shared__ __align__(16) floatX tiles[]; // twice what walk_fetch fetches, S, E, N
+    floatX *const ss = tiles + 2 * STAGE, *const es = ss + 16 * LD, *const ns = es + 32 * LDC;
+    const int warp = threadIdx.x / WARP - 4, lane = threadIdx.x % WARP, C = NH * HS;
+    const int x_pitch = BACK ? C : 3 * C, out_pitch = BACK ? 3 * C : C;
+    const int slabs = (HS + 15) / 16, head = blockIdx.x / slabs, row = blockIdx.x % slabs * 16;
+    const int chunks = (T + CS - 1) / CS, channel = head % NH * HS, own = 16 * warp;
+    const int column = N * warp, right = own * LD + column_at(lane, LD);
+    const size_t token = (size_t)(head / NH) * T, state = (size_t)head * HS * HS;
+    const float s = rsqrtf((float)HS), factor = BACK ? s : 1;
+    float S[N / 8][4];
+    const auto fetch = [=](int i) {
+        walk_fetch<WIDTH, 16, CHUNK_THREADS>(
+            tiles + i % 2 * STAGE, qkv + token * 3 * C + channel,
+            x + token * x_pitch + channel + row, x_pitch, pairs + (size_t)head * chunks * PAIRS,
+            BACK ? chunks - 1 - i : i, T, C, HS, HS - row);
+    };
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const int at = warp < 0 ? -1 : state_at(i, row, column, HS);
+        S[i / 4][i % 4] = first && at >= 0 ? first[state + at] / factor : 0;
     }
+    if (warp < 0)
+        fetch(0);
+    else
+        rows_store<N>(ss + column, S, 1, LD, 16, N);
+    for (int i = 0; i < chunks; i++) {
+        const int c = BACK ? chunks - 1 - i : i, rows = T - c * CS - own;
+        const floatX *ks = tiles + i % 2 * STAGE, *qs = ks + ROWS, *ms = qs + ROWS;
+        const floatX *ps = ms + 2 * TILE, *xs = ps + TILE;
+        const size_t at = token + (size_t)c * CS + own;
+        float y[2][4] = {}, z[2][4] = {}; // of the warp's tokens: E^T, O^T; BACK: dN^T / s
+        uint4 hi[4], lo[4];
+        copy_wait();
+        __syncthreads(); // this chunk and S are there
+        if (warp < 0) {
+            if (i + 1 < chunks)
+                fetch(i + 1);
+            continue;
+        }
+        if (states) // a backward pass is to follow
+            rows_store<N>(states + (((size_t)head * chunks + c) * HS + row) * HS + column, S,
+                          factor, HS, HS - row, HS - column);
+#pragma unroll
+        for (int k = 0; k < WIDTH / 16; k++) { // BACK: two sums, which wait half as long
+            const uint4 left = ldmatrix<0>(ss + 16 * k + row_at(lane, LD));
+            mma16(BACK && k % 2 ? z : y, left, ldmatrix<0>(ks + 16 * k + right));
+            if (!BACK)
+                mma16(z, left, ldmatrix<0>(qs + 16 * k + right));
+        }
+        if constexpr (BACK) {
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                hi[k] = ldmatrix<1>(xs + 16 * k * LDX + column_at(lane, LDX));
+                if (k >= warp)
+                    add_block<0>(k % 2 ? z : y, NULL, hi[k], NULL,
+                                 ps + 16 * (k * LDC + warp) + row_at(lane, LDC));
+            }
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                y[k / 4][k % 4] += z[k / 4][k % 4];
+            split_store(es + own, y);
+            add_product<WIDTH, CS, N>(S, hi, NULL, qs + column + row_at(lane, LD), 0, 3);
+        } else {
+            const uint4 v = ldmatrix<1>(xs + own * LDX + row_at(lane, LDX));
+            const uint32_t v_k[] = {v.x, v.z, v.y, v.w};
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                y[k / 4][k % 4] = unpack(v_k[k / 2], k % 2) - y[k / 4][k % 4];
+            split_store(es + own, y);
+        }
+        part_sync<CHUNK_THREADS>(); // E, or dN
+        float n[2][4] = {}, rest[2][4] = {}; // N^T; BACK: dV^T / s
+        split_load(hi, lo, es);
+#pragma unroll
+        for (int k = 0; k < 4; k++)
+            if (BACK ? k >= warp : k <= warp)
+                add_block<!BACK>(n, rest, hi[k], lo + k,
+                                 ms + 16 * (BACK ? k * LDC + warp : warp * LDC + k) +
+                                     (BACK ? row_at(lane, LDC) : column_at(lane, LDC)));
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            n[k / 4][k % 4] += rest[k / 4][k % 4];
+            y[k / 4][k % 4] = (BACK ? -1 : 1) * n[k / 4][k % 4];
+        }
+        split_store(ns + own, y);
+        if (BACK)
+            columns_store<2>(out + at * out_pitch + channel + row, n, s, out_pitch, rows,
+                             HS - row);
+        else if (states)
+            columns_store<2>(u + at * C + channel + row, n, 1, C, rows, HS - row);
+        part_sync<CHUNK_THREADS>(); // N, or -dV
+        split_load(hi, lo, ns);
+        add_product<WIDTH, CS, N>(S, hi, lo, ks + column + row_at(lane, LD), 0, 3);
+        rows_store<N>(ss + column, S, 1, LD, 16, N);
+        if constexpr (!BACK) {
+#pragma unroll
+            for (int k = 0; k < 4; k++)
+                if (k <= warp)
+                    add_block<1>(z, NULL, hi[k], NULL,
+                                 ps + 16 * (warp * LDC + k) + column_at(lane, LDC));
+            columns_store<2>(out + at * C + channel + row, z, s, C, rows, HS - row);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        if (last && warp >= 0 && state_at(i, row, column, HS) >= 0)
+            last[state + state_at(i, row, column, HS)] = factor * S[i / 4][i % 4];
 }
 
 // chunk_grads_kernel: dq, dk and dbeta of a chunk, by a block; a warp has 16 rows of each. With X
@@ -735,18 +726,26 @@ chunk_grads_kernel(floatX *dqkv, float *dbeta, const floatX *dout, const floatX 
 }
 
 // chunk_walk: launch chunk_walk_kernel with WARPS, or fewer where there would not be 100 blocks,
-// about as many as a GPU has multiprocessors.
+// about as many as a GPU has multiprocessors; where not even with 4, chunk_split_kernel.
 template <int WIDTH, int WARPS, int BACK>
 static void chunk_walk(floatX *out, floatX *u, floatX *states, float *last, const floatX *x,
                        const float *first, const floatX *qkv, const floatX *pairs, size_t B,
                        size_t T, size_t NH, size_t HS, cudaStream_t stream)
 {
-    if constexpr (WARPS > 1)
-        if (B * NH * (WIDTH / 16 / WARPS) < 100)
+    const bool few = B * NH * (WIDTH / 16 / WARPS) < 100;
+    if constexpr (WARPS > 4)
+        if (few)
             return chunk_walk<WIDTH, WARPS / 2, BACK>(out, u, states, last, x, first, qkv, pairs, B,
                                                       T, NH, HS, stream);
+    if constexpr (WARPS == 4)
+        if (few) {
+            LAUNCH((chunk_split_kernel<WIDTH, BACK>), B * NH * ((HS + 15) / 16), 2 * CHUNK_THREADS,
+                   4 * (Space<WIDTH>::WALK + CS * 16) + 2 * Space<WIDTH>::SHARED, stream, out, u,
+                   states, last, x, first, qkv, pairs, (int)T, (int)NH, (int)HS);
+            return;
+        }
     LAUNCH((chunk_walk_kernel<WIDTH, WARPS, BACK>),
-           B * NH * ((HS + 16 * WARPS - 1) / (16 * WARPS)), WARPS > 4 ? 32 * WARPS : CHUNK_THREADS,
+           B * NH * ((HS + 16 * WARPS - 1) / (16 * WARPS)), 32 * WARPS,
            4 * (Space<WIDTH>::WALK + CS * 16 * WARPS), stream, out, u, states, last, x, first, qkv,
            pairs, (int)T, (int)NH, (int)HS);
 }
@@ -1731,8 +1730,10 @@ static void model_copies(Model *m)
 static double model_flops(const Model *m)
 {
     const double weights = (double)arena_elements(&m->weights.params, "wte");
+    const size_t HS = m->C / m->NH; // by chunks 6 HS and 4 CS forward, of a triangular matrix half
+    const size_t each = m->config.form == CHUNK ? 18 * HS + 12 * CS : 22 * HS;
     return (double)m->config.training.accumulate * (double)(m->B * m->T) *
-           (6 * weights + 22 * (double)(m->L * m->C * (m->C / m->NH)));
+           (6 * weights + (double)(m->L * m->C * each));
 }
 
 // layer_acts: the activations of layer l.

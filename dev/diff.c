@@ -6,8 +6,9 @@
 // This is the CPU-against-GPU test: both write the same batch with --dump, and this compares the
 // tensors both have. The first file is the reference. The bounds are those of util/check.h: one for
 // tensors whose name starts with "grads.", one for the others; a gradient whose reference norm is
-// below 1e-6 of the largest gradient's is noise and only compared with that one. Integers must be
-// equal.
+// below 1e-6 of the largest gradient's is noise and only compared with that one. A loss is what is
+// left of numbers as large as the logits: in fp32 it may be off by 2^-23 of the largest logit more,
+// which is all that two losses near 0 differ by. Integers must be equal.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -17,6 +18,7 @@
 typedef struct {
     double forward, grad; // bounds of the relative L2 error
     double scale_norm;    // the largest norm of a gradient of the reference
+    double loss_error;    // what a loss may be off beside its bound
     int width;            // of the column of names
     int agree, disagree, alone;
 } Diff;
@@ -30,7 +32,8 @@ static const char help[] =
     "  --bf16       use the bounds for computations in bf16\n"
     "  --all        a tensor that only one file has is a failure\n"
     "  --help       print this\n"
-    "The largest error may be 10 times the bound times the largest value of the reference.\n"
+    "The largest error may be 10 times the bound times the largest value of the reference;\n"
+    "acts.losses may be off by 2^-23 times the largest of acts.logits more.\n"
     "Exit code: 0 all agree, 1 some do not or nothing is in common, 2 usage, 3 unreadable file.\n";
 
 // parse_bound: a number >= 0 that is the whole of `text`.
@@ -129,6 +132,27 @@ static double largest_grad_norm(StFile *f)
     return largest;
 }
 
+// largest_logit: the largest magnitude in acts.logits of f; 0 if it has none.
+static double largest_logit(StFile *f)
+{
+    const StEntry *e = st_find(f, "acts.logits");
+    if (!e || !is_real(e))
+        return 0;
+    void *x = load_real(f, e);
+    double most = compare(x, real_size(e), x, real_size(e), st_count(e), 0, 0).max_ref;
+    free(x);
+    return most;
+}
+
+// losses_agree: whether losses differ by no more than their bound and loss_error allow.
+static int losses_agree(const Diff *d, const Comparison *c, size_t n)
+{
+    return c->finite && c->norm_ref > 0 &&
+           c->rel_l2 * c->norm_ref <=
+               d->forward * c->norm_ref + d->loss_error * sqrt((double)n) &&
+           c->max_err <= MAX_OVER_L2 * d->forward * c->max_ref + d->loss_error;
+}
+
 // compare_real: compare tensor r of ref with tensor g of got, print the line; 1 if they agree.
 static int compare_real(const Diff *d, StFile *ref, const StEntry *r, StFile *got, const StEntry *g,
                         const char *shape)
@@ -137,6 +161,8 @@ static int compare_real(const Diff *d, StFile *ref, const StEntry *r, StFile *go
     double bound = is_grad(r) ? d->grad : d->forward;
     Comparison c = compare(y, real_size(g), x, real_size(r), st_count(r), bound,
                            is_grad(r) ? d->scale_norm : 0);
+    if (!strcmp(r->name, "acts.losses"))
+        c.ok |= losses_agree(d, &c, st_count(r));
     char rel_l2[32], max_err[32], worst[200] = "-";
     snprintf(rel_l2, sizeof rel_l2, "%.3e", c.rel_l2);
     snprintf(max_err, sizeof max_err, "%.3e", c.max_err);
@@ -217,6 +243,7 @@ static int diff_files(Diff *d, StFile *ref, StFile *got)
     st_verify(ref);
     st_verify(got);
     d->scale_norm = largest_grad_norm(ref);
+    d->loss_error = 0x1p-23 * largest_logit(ref);
     print_line(d, "name", "shape", "rel L2", "max error", "worst index", "verdict");
     for (size_t i = 0; i < ref->header.n; i++) {
         const StEntry *r = &ref->header.entries[i], *g = st_find(got, r->name);
@@ -259,7 +286,7 @@ int main(int argc, char **argv)
     if (argc - optind != 2)
         die(EXIT_USAGE, "diff: expected two files, got %d\nhint: --help says more", argc - optind);
     Diff d = {forward >= 0 ? forward : bf16 ? BOUND_FORWARD_BF16 : BOUND_FORWARD_FP32,
-              grad >= 0 ? grad : bf16 ? BOUND_GRAD_BF16 : BOUND_GRAD_FP32, 0, 0, 0, 0, 0};
+              grad >= 0 ? grad : bf16 ? BOUND_GRAD_BF16 : BOUND_GRAD_FP32, 0, 0, 0, 0, 0, 0};
     StFile *ref = st_open(argv[optind]), *got = st_open(argv[optind + 1]);
     int code = diff_files(&d, ref, got);
     if (all && d.alone)

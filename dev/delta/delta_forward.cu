@@ -4,21 +4,26 @@
 //   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp
 //        [-DPRECISION_BF16] -o delta_forward dev/delta/delta_forward.cu -lcublas -lcublasLt
 //
-// ms (TFLOP/s, 6 HS^2 + 640 HS a token and head) at (B,T,NH,HS), L2 flushed. NOT YET MEASURED.
+// ms (TFLOP/s, 6 HS^2 + 640 HS a token and head) at (B,T,NH,HS), bf16, L2 flushed, on an NVIDIA
+// H200, 2026-11-29. Of the second shape: 16 rows of S in one warp; in four it is NOT YET MEASURED.
 //    version                       (8,2048,16,128) (1,16384,16,128) (32,512,16,64) (8,2048,32,64)
 //  1 the recurrence, a thread a row of S, in memory: any type, any head size
 //  2 S in registers: it reads q and k of every token in every thread
 //  3 chunks as loops over memory, a block a head
-//  4 chunks on tensor cores: M and P of all chunks, then S through them
-//  5 4, and it stores what a backward pass needs: S before every chunk, N
+//  4 chunks on tensor cores: M and
+//    P, then S through the chunks     0.291 (163)     0.971 (48.6)    0.164 (105)    0.305 (113)
+//  5 4, and what a backward pass
+//    needs: S before every chunk, N   0.340 (139)     1.327 (35.6)    0.183 (94)     0.335 (103)
 //
 // On paper, HS 128, a chunk: products of 64x64x128 (256 mma.sync of 2048 multiplications, 1270 a
 // clock on a multiprocessor): K K^T, Q K^T 0.6 each, S K^T, S Q^T 2 each, N^T K 4, E^T M^T 1.9, N^T
 // P^T 0.6: 11.7, 4800 clocks; shared memory, 128 bytes a clock, 5000. Memory: M and P: 32 KiB read,
 // 15 written; S: 63 read, 16 written, 64 for a backward pass: 174 KiB, 9800 clocks at 4.2 TB/s. So
-// memory decides: 31 chunks a multiprocessor at the first shape, 0.13 ms (4), 0.17 ms (5). With
-// one sequence (second shape) S goes through 256 chunks with a warp on each multiprocessor: 336 mma
-// at 6.5 clocks and what they wait for, 2200 to 3500 clocks a chunk: 0.32 to 0.51 ms, and M and P.
+// memory decides: 31 chunks a multiprocessor at the first shape, 0.13 ms (4), 0.17 ms (5). With one
+// sequence (second shape) S goes through 256 chunks, 16 rows on each multiprocessor. One warp with
+// them took 5900 clocks a chunk: 336 mma at 17 clocks. In four warps the last has 96, which is 1000
+// to 1600 clocks with three exchanges of S, E and N (shared memory: 1300): 0.2 to 0.25 ms, and M
+// and P, 0.1 ms.
 //
 // Error of the last 256 outputs, HS 32, as dev/emulate computes it, at T = 256 / 512 / 4096:
 //              2 (u rounded)         3 (N in fp32)         4

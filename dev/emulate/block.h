@@ -20,7 +20,7 @@
 enum { EMU_WARP = 32, EMU_THREADS = 1024, EMU_POISON = 0xff, EMU_GUARD = 512 };
 enum { EMU_STACK = (256 << 10) + 1088 }; // the odd part: stacks do not share their cache lines
 
-enum EmuWait { EMU_NOTHING, EMU_FOR_WARP, EMU_FOR_BLOCK };
+enum EmuWait { EMU_NOTHING, EMU_FOR_WARP, EMU_FOR_BLOCK, EMU_FOR_PART };
 
 // A copy of cp.async that has not arrived: bytes from `from` (NULL: zeros).
 struct EmuCopy {
@@ -58,6 +58,8 @@ static struct {
     const std::function<void()> *body;
     int threads, alive, arrived; // arrived at __syncthreads
     unsigned long count;         // of them passed
+    int part_arrived;            // the same for a part of the block, at bar.sync 1
+    unsigned long part_count;
     char *dynamic;               // dynamic shared memory, and its size
     size_t dynamic_bytes;
     std::set<void *> declared; // shared variables of fixed size, so far
@@ -120,6 +122,8 @@ static bool emu_may_run(int i)
     const EmuThread *t = &emu_threads[i];
     if (t->waits == EMU_FOR_WARP)
         return !t->left && emu_warps[i / EMU_WARP].count != t->since;
+    if (t->waits == EMU_FOR_PART)
+        return !t->left && emu_block.part_count != t->since;
     return !t->left && (t->waits == EMU_NOTHING || emu_block.count != t->since);
 }
 
@@ -273,6 +277,20 @@ static void __syncthreads(void)
     emu_barrier_open();
     if (emu_block.count == count)
         emu_wait(EMU_FOR_BLOCK, count);
+}
+
+// bar_sync: barrier `id`, of as many threads of the block as it says.
+static void bar_sync(int id, int threads)
+{
+    const unsigned long count = emu_block.part_count;
+    if (id != 1)
+        emu_die("bar.sync of a barrier other than 1, which is not emulated");
+    if (emu_warp()->arrived)
+        emu_die("bar.sync while other lanes wait in an operation of the warp");
+    if (++emu_block.part_arrived < threads)
+        return emu_wait(EMU_FOR_PART, count);
+    emu_block.part_arrived = 0;
+    emu_block.part_count++;
 }
 
 // emu_together: wait for all lanes; the last to arrive calls work. Dies unless all 32 are to come

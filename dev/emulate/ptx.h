@@ -143,12 +143,42 @@ static void cp_async_cg_shared_global(uint32_t at, const void *from, int bytes, 
     cp_async_ca_shared_global(at, from, bytes, given);
 }
 
+// emu_arrive: the first `count` of the copies that this thread waits for arrive.
+static void emu_arrive(size_t count)
+{
+    std::vector<EmuCopy> &copies = emu_threads[emu_current].copies;
+    for (size_t i = 0; i < count; i++) {
+        const EmuCopy &c = copies[i];
+        c.from ? memcpy(c.to, c.from, c.bytes) : memset(c.to, 0, c.bytes);
+    }
+    copies.erase(copies.begin(), copies.begin() + (ptrdiff_t)count);
+}
+
 // cp_async_wait_all: all that this thread copies arrives.
 static void cp_async_wait_all(void)
 {
-    for (const EmuCopy &c : emu_threads[emu_current].copies)
-        c.from ? memcpy(c.to, c.from, c.bytes) : memset(c.to, 0, c.bytes);
-    emu_threads[emu_current].copies.clear();
+    emu_arrive(emu_threads[emu_current].copies.size());
+    emu_threads[emu_current].groups.clear();
+}
+
+// cp_async_commit_group: the copies since the last call are a group.
+static void cp_async_commit_group(void)
+{
+    EmuThread *t = &emu_threads[emu_current];
+    size_t grouped = 0;
+    for (size_t n : t->groups)
+        grouped += n;
+    t->groups.push_back(t->copies.size() - grouped);
+}
+
+// cp_async_wait_group: all groups but the latest `pending` arrive.
+static void cp_async_wait_group(size_t pending)
+{
+    std::vector<size_t> &groups = emu_threads[emu_current].groups;
+    while (groups.size() > pending) {
+        emu_arrive(groups.front());
+        groups.erase(groups.begin());
+    }
 }
 
 #endif

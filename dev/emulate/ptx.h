@@ -126,6 +126,24 @@ static void movmatrix_sync_aligned_m8n8_trans_b16(uint32_t &y, uint32_t x)
     y = lane->r[0];
 }
 
+// st_global: two to sixteen bytes, as one aligned access.
+static void st_global_b16(void *p, uint16_t x)
+{
+    *(uint16_t *)p = x;
+}
+static void st_global_b32(void *p, uint32_t x)
+{
+    *(uint32_t *)p = x;
+}
+static void st_global_v2_b32(void *p, uint32_t x, uint32_t y)
+{
+    *(uint2 *)p = make_uint2(x, y);
+}
+static void st_global_v4_b32(void *p, uint32_t x, uint32_t y, uint32_t z, uint32_t w)
+{
+    *(uint4 *)p = make_uint4(x, y, z, w);
+}
+
 // cp_async_ca_shared_global: start copying the first `given` of `bytes` bytes, zeros for the rest.
 static void cp_async_ca_shared_global(uint32_t at, const void *from, int bytes, int given)
 {

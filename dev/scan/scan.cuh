@@ -73,7 +73,10 @@ static __device__ __forceinline__ Complex mul_add(Complex x, Complex y, Complex 
 }
 
 static __device__ __forceinline__ int is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
-static __device__ __forceinline__ int is_finite(Complex x) { return is_finite(x.re) && is_finite(x.im); }
+static __device__ __forceinline__ int is_finite(Complex x)
+{
+    return is_finite(x.re) && is_finite(x.im);
+}
 
 static __device__ __forceinline__ int all_nan(float x) { return x != x; }
 static __device__ __forceinline__ int all_nan(Complex x) { return x.re != x.re && x.im != x.im; }
@@ -176,8 +179,27 @@ struct Bits<16> {
     typedef uint4 Type;
 };
 
-// get: v = VEC elements at p, which lie on a boundary of as many bytes. put: the reverse; __stcg,
-// as the compiler may take a plain store of 16 bytes apart.
+// store_bits: spelled out, as the compiler may take a plain store of 16 bytes apart.
+static __device__ __forceinline__ void store_bits(void *p, unsigned short x)
+{
+    asm volatile("st.global.b16 [%0], %1;" : : "l"(p), "h"(x) : "memory");
+}
+static __device__ __forceinline__ void store_bits(void *p, unsigned x)
+{
+    asm volatile("st.global.b32 [%0], %1;" : : "l"(p), "r"(x) : "memory");
+}
+static __device__ __forceinline__ void store_bits(void *p, uint2 x)
+{
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" : : "l"(p), "r"(x.x), "r"(x.y) : "memory");
+}
+static __device__ __forceinline__ void store_bits(void *p, uint4 x)
+{
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};"
+                 : : "l"(p), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+
+// get: v = VEC elements at p, which lie on a boundary of as many bytes. put: the reverse, to global
+// memory.
 template <int VEC, typename V, typename E>
 static __device__ __forceinline__ void get(V (&v)[VEC], const E *p)
 {
@@ -199,26 +221,23 @@ static __device__ __forceinline__ void put(E *p, const V (&v)[VEC])
     for (int c = 0; c < VEC; c++)
         narrow(&e[c], v[c]);
     memcpy(&bits, e, sizeof e);
-    __stcg((typename Bits<VEC * sizeof(E)>::Type *)p, bits);
+    store_bits(p, bits);
 }
 
-// copy_async: start copying BYTES from global to shared memory; zeros if `from` is NULL
-// (`somewhere`: any address that may be read).
+// copy_async: start copying BYTES from global to shared memory, or, of `given` 0, zeros.
 template <int BYTES>
-static __device__ __forceinline__ void copy_async(void *to, const void *from, const void *somewhere)
+static __device__ __forceinline__ void copy_async(void *to, const void *from, int given = BYTES)
 {
     const unsigned at = (unsigned)__cvta_generic_to_shared(to);
-    const int given = from ? BYTES : 0;
-    const void *source = from ? from : somewhere;
     if (BYTES == 16)
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-                     : : "r"(at), "l"(source), "r"(given) : "memory");
+                     : : "r"(at), "l"(from), "r"(given) : "memory");
     else if (BYTES == 8)
         asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;"
-                     : : "r"(at), "l"(source), "r"(given) : "memory");
+                     : : "r"(at), "l"(from), "r"(given) : "memory");
     else
         asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;"
-                     : : "r"(at), "l"(source), "r"(given) : "memory");
+                     : : "r"(at), "l"(from), "r"(given) : "memory");
 }
 
 // copies_commit: the copies since the last call are a group. copies_wait: until all but the latest
@@ -234,15 +253,21 @@ static __device__ __forceinline__ void copies_wait(void)
     asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
 }
 
-// row_at: offset of channel 0 of position i of sequence b.
+// row_at: offset of channel 0 of position i of sequence b; the next is row_step further.
 template <int BACK, typename I>
 static __device__ __forceinline__ size_t row_at(const Scan<I> &p, size_t b, size_t i)
 {
     return (b * p.T + (BACK ? p.T - 1 - i : i)) * p.C;
 }
 
-// before_at: where h of the time before position i stands, channel c on; NULL: it is 0. `at`: the
-// offset of the position and the channel.
+template <int BACK, typename I>
+static __device__ __forceinline__ ptrdiff_t row_step(const Scan<I> &p)
+{
+    return BACK ? -(ptrdiff_t)p.C : (ptrdiff_t)p.C;
+}
+
+// before_at: where h of the time before position i stands; NULL: it is 0. `at`: the offset of the
+// position and channel c.
 template <typename I>
 static __device__ __forceinline__ const typename Scan<I>::V *before_at(const Scan<I> &p, size_t b,
                                                                        size_t i, size_t c,
@@ -253,12 +278,11 @@ static __device__ __forceinline__ const typename Scan<I>::V *before_at(const Sca
     return p.h0 ? p.h0 + b * p.C + c : NULL;
 }
 
-// row_get, row_put: position i of channels c to c + VEC - 1.
+// row_get: channels c to c + VEC - 1 of position i, whose offset is `at`. row_put: its outputs.
 template <int VEC, int BACK, typename I, typename V>
 static __device__ __forceinline__ void row_get(Row<V, VEC, BACK> &r, const Scan<I> &p, size_t b,
-                                               size_t i, size_t c)
+                                               size_t i, size_t c, size_t at)
 {
-    const size_t at = row_at<BACK>(p, b, i) + c;
     get(r.a, p.a + at);
     if constexpr (BACK) {
         const V *before = before_at(p, b, i, c, at);
@@ -285,7 +309,7 @@ static __device__ __forceinline__ void row_put(const Scan<I> &p, size_t at,
     }
 }
 
-// start_of: the state before position 0 of channel i of (B,C); end_at: takes the one after the last.
+// start_of: the state before position 0 of channel i of (B,C). end_at: takes the last one.
 template <int BACK, typename I>
 static __device__ __forceinline__ typename Scan<I>::V start_of(const Scan<I> &p, size_t i)
 {
@@ -308,7 +332,7 @@ static __device__ __forceinline__ V walked(V s, const Scan<I> &p, size_t b, size
 {
     for (size_t last = i + n < p.T ? i + n : p.T; i < last; i++) {
         Row<V, 1, BACK> r;
-        row_get(r, p, b, i, c);
+        row_get(r, p, b, i, c, row_at<BACK>(p, b, i) + c);
         s = advance<BACK>(s, r.a[0], r.x[0], r.before[0]);
     }
     return s;
@@ -336,18 +360,20 @@ static __global__ void walk_kernel(const Scan<I> p)
     V s[VEC];
     for (int v = 0; v < VEC; v++)
         s[v] = start_of<BACK>(p, b * p.C + c + v);
-    for (size_t i = 0; i < p.T; i += U) {
+    const ptrdiff_t step = row_step<BACK>(p);
+    size_t at = row_at<BACK>(p, b, 0) + c;
+    for (size_t i = 0; i < p.T; i += U, at += U * step) {
         Row<V, VEC, BACK> r[U];
 #pragma unroll
         for (int u = 0; u < U; u++)
             if (i + u < p.T)
-                row_get(r[u], p, b, i + u, c);
+                row_get(r[u], p, b, i + u, c, at + u * step);
 #pragma unroll
         for (int u = 0; u < U; u++)
             if (i + u < p.T) {
                 for (int v = 0; v < VEC; v++)
                     s[v] = advance<BACK>(s[v], r[u].a[v], r[u].x[v], r[u].before[BACK ? v : 0]);
-                row_put(p, row_at<BACK>(p, b, i + u) + c, r[u]);
+                row_put(p, at + u * step, r[u]);
             }
     }
     for (int v = 0; v < VEC; v++)
@@ -373,12 +399,14 @@ static __global__ void chunk_kernel(const Scan<I> p, Affine<typename Scan<I>::V>
     Affine<V> f[VEC];
     for (int v = 0; v < VEC; v++)
         f[v] = PASS == 1 ? nothing<V>() : of[v];
-    for (size_t i = i0; i < i0 + CHUNK && i < p.T; i += U) {
+    const ptrdiff_t step = row_step<BACK>(p);
+    size_t at = row_at<BACK>(p, b, i0) + c;
+    for (size_t i = i0; i < i0 + CHUNK && i < p.T; i += U, at += U * step) {
         Row<V, VEC, BACK> r[U];
 #pragma unroll
         for (int u = 0; u < U; u++)
             if (i + u < p.T)
-                row_get(r[u], p, b, i + u, c);
+                row_get(r[u], p, b, i + u, c, at + u * step);
 #pragma unroll
         for (int u = 0; u < U; u++)
             if (i + u < p.T) {
@@ -389,7 +417,7 @@ static __global__ void chunk_kernel(const Scan<I> p, Affine<typename Scan<I>::V>
                         f[v].h = advance<BACK>(f[v].h, r[u].a[v], r[u].x[v],
                                                r[u].before[BACK ? v : 0]);
                 if (PASS == 2)
-                    row_put(p, row_at<BACK>(p, b, i + u) + c, r[u]);
+                    row_put(p, at + u * step, r[u]);
             }
     }
     for (int v = 0; v < VEC; v++) {
@@ -430,30 +458,6 @@ static __global__ void chunk_scan_kernel(const Scan<I> p, Affine<typename Scan<I
 
 // ---- ring ----
 
-// ring_fetch: a warp starts copying `rows` rows of the first `channels` of W channels, W elements
-// apart in `to`, `step` apart in `from`. Row `odd` is copied from `other` instead, NULL: zeros, and
-// `safe` may be read.
-template <int W, int ROWS, typename E>
-static __device__ __forceinline__ void ring_fetch(char *to, const E *from, ptrdiff_t step, int rows,
-                                                  int channels, int odd, const E *other,
-                                                  const E *safe)
-{
-    enum { PIECE = 16 / sizeof(E), PIECES = W / PIECE, HIGH = 32 / PIECES };
-    static_assert(PIECES <= 32 && ROWS % HIGH == 0, "a warp copies whole rows");
-    const int lane = threadIdx.x % 32, q = lane % PIECES * PIECE, r0 = lane / PIECES;
-    to += lane * 16;
-    from += r0 * step + q;
-    if (q >= channels)
-        return;
-#pragma unroll
-    for (int r = 0; r < ROWS; r += HIGH) {
-        const E *source = r0 + r != odd ? from : other ? other + q : NULL;
-        if (r0 + r < rows)
-            copy_async<16>(to + r * W * (int)sizeof(E), source, safe);
-        from += HIGH * step;
-    }
-}
-
 // RingOf: bytes of a stage: a, x or g, h_{t-1}, each (ROWS,W).
 template <typename I, int VEC, int ROWS, int BACK>
 struct RingOf {
@@ -462,36 +466,88 @@ struct RingOf {
         W = 32 * VEC,
         A = ROWS * W * sizeof(I),
         X = ROWS * W * (BACK ? sizeof(V) : sizeof(I)),
-        H = BACK ? ROWS * W * sizeof(V) : 0,
-        STAGE = A + X + H
+        STAGE = A + X + (BACK ? ROWS * W * sizeof(V) : 0)
     };
 };
 
-// ring_rows: position i and on, `rows` of them: read in stage `at`, lane's channels first.
+// Lane's part of a copy of rows of W elements by a warp, 16 bytes each: its column, the first of
+// its rows, and how many rows further the next.
+template <int W, typename E>
+struct Piece {
+    enum { SIZE = 16 / sizeof(E), WIDE = W / SIZE, HIGH = 32 / WIDE };
+    static_assert(WIDE <= 32, "a warp copies whole rows");
+    static __device__ __forceinline__ int column(void) { return threadIdx.x % WIDE * SIZE; }
+    static __device__ __forceinline__ int row(void) { return threadIdx.x / WIDE; }
+};
+
+// ring_fetch: a warp starts copying the first `rows` of ROWS rows of W elements, `step` apart from
+// `from` on, but only the first `channels` of each.
+template <int W, int ROWS, typename E>
+static __device__ __forceinline__ void ring_fetch(char *to, const E *from, ptrdiff_t step, int rows,
+                                                  int channels)
+{
+    typedef Piece<W, E> Mine;
+    if (Mine::column() >= channels)
+        return;
+    from += Mine::row() * step + Mine::column();
+    to += threadIdx.x * 16;
+#pragma unroll
+    for (int r = 0; r < ROWS; r += Mine::HIGH) {
+        if (Mine::row() + r < rows)
+            copy_async<16>(to + r * W * (int)sizeof(E), from);
+        from += Mine::HIGH * step;
+    }
+}
+
+// ring_fetch_first: the same of one row, `row`: from h0, NULL: zeros, and `safe` may be read.
+template <int W, typename E>
+static __device__ __forceinline__ void ring_fetch_first(char *to, const E *h0, const E *safe,
+                                                        int row, int channels)
+{
+    typedef Piece<W, E> Mine;
+    if (Mine::row() == 0 && Mine::column() < channels)
+        copy_async<16>(to + (row * W + Mine::column()) * sizeof(E),
+                       h0 ? h0 + Mine::column() : safe, h0 ? 16 : 0);
+}
+
+// ring_get: row r of a stage, the lane's channels.
 template <typename I, int VEC, int ROWS, int BACK, typename V>
-static __device__ __forceinline__ void ring_rows(V (&s)[VEC], const Scan<I> &p, const char *stage,
-                                                 size_t out, ptrdiff_t step, int rows, int own)
+static __device__ __forceinline__ void ring_get(Row<V, VEC, BACK> &row, const char *stage, int r)
 {
     typedef RingOf<I, VEC, ROWS, BACK> R;
-    const I *a = (const I *)stage + threadIdx.x * VEC;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        Row<V, VEC, BACK> row;
-        if (r >= rows)
-            return;
-        get(row.a, a + r * R::W);
-        if constexpr (BACK) {
-            get(row.x, (const V *)(stage + R::A) + threadIdx.x * VEC + r * R::W);
-            get(row.before, (const V *)(stage + R::A + R::X) + threadIdx.x * VEC + r * R::W);
-        } else {
-            get(row.x, (const I *)(stage + R::A) + threadIdx.x * VEC + r * R::W);
-        }
-#pragma unroll
-        for (int v = 0; v < VEC; v++)
-            s[v] = advance<BACK>(s[v], row.a[v], row.x[v], row.before[BACK ? v : 0]);
-        if (own)
-            row_put(p, out + r * step, row);
+    const int at = r * R::W + threadIdx.x * VEC;
+    get(row.a, (const I *)stage + at);
+    if constexpr (BACK) {
+        get(row.x, (const V *)(stage + R::A) + at);
+        get(row.before, (const V *)(stage + R::A + R::X) + at);
+    } else {
+        get(row.x, (const I *)(stage + R::A) + at);
     }
+}
+
+// ring_rows: the first `rows` rows of a stage: states s, and the outputs from `at` on, if the lane
+// has channels of its own. All of them are read before the first is written.
+template <typename I, int VEC, int ROWS, int BACK, typename V>
+static __device__ __forceinline__ void ring_rows(V (&s)[VEC], const Scan<I> &p, const char *stage,
+                                                 size_t at, int rows, int own)
+{
+    const ptrdiff_t step = row_step<BACK>(p);
+    Row<V, VEC, BACK> row[ROWS];
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+        if (r < rows)
+            ring_get<I, VEC, ROWS, BACK>(row[r], stage, r);
+#pragma unroll
+    for (int r = 0; r < ROWS; r++)
+        for (int v = 0; v < VEC; v++)
+            if (r < rows)
+                s[v] = advance<BACK>(s[v], row[r].a[v], row[r].x[v], row[r].before[BACK ? v : 0]);
+    if (!own)
+        return;
+#pragma unroll
+    for (int r = 0; r < ROWS; r++, at += step)
+        if (r < rows)
+            row_put(p, at, row[r]);
 }
 
 // ring_kernel: a block of one warp takes 32 VEC channels of a sequence through T. Rows of a, x, g,
@@ -506,42 +562,43 @@ static __global__ void __launch_bounds__(32) ring_kernel(const Scan<I> p)
     const size_t strips = (p.C + R::W - 1) / R::W, b = blockIdx.x / strips;
     const size_t c0 = blockIdx.x % strips * R::W, c = c0 + threadIdx.x * VEC;
     const int channels = p.C - c0 < R::W ? (int)(p.C - c0) : R::W, own = c < p.C;
-    const ptrdiff_t step = BACK ? -(ptrdiff_t)p.C : (ptrdiff_t)p.C;
-    const size_t first = row_at<BACK>(p, b, 0) + c0;
+    const ptrdiff_t step = row_step<BACK>(p);
+    size_t at = row_at<BACK>(p, b, 0) + c0; // of the stage to be fetched next
     auto fetch = [&](size_t i) { // the stage that starts at position i, if there is one
-        char *to = ring + i / ROWS % STAGES * R::STAGE;
-        const size_t at = first + i * step;
-        const int rows = p.T - i < ROWS ? (int)(p.T - i) : ROWS;
-        if (i >= p.T)
-            return;
-        ring_fetch<R::W, ROWS>(to, p.a + at, step, rows, channels, -1, p.a, p.a);
-        if constexpr (BACK) {
-            const int odd = p.T - i <= ROWS ? rows - 1 : -1; // of time 0
-            ring_fetch<R::W, ROWS>(to + R::A, p.g + at, step, rows, channels, -1, p.g, p.g);
-            ring_fetch<R::W, ROWS>(to + R::A + R::X, (const V *)p.h + at - p.C, step, rows,
-                                   channels, odd, p.h0 ? p.h0 + b * p.C + c0 : NULL, p.g);
-        } else {
-            ring_fetch<R::W, ROWS>(to + R::A, p.x + at, step, rows, channels, -1, p.x, p.x);
+        if (i < p.T) {
+            char *to = ring + i / ROWS % STAGES * R::STAGE;
+            const int rows = p.T - i < ROWS ? (int)(p.T - i) : ROWS;
+            ring_fetch<R::W, ROWS>(to, p.a + at, step, rows, channels);
+            if constexpr (BACK) {
+                const int first = p.T - i <= ROWS; // time 0 is among them, as the last row
+                ring_fetch<R::W, ROWS>(to + R::A, p.g + at, step, rows, channels);
+                ring_fetch<R::W, ROWS>(to + R::A + R::X, (const V *)p.h + at - p.C, step,
+                                       rows - first, channels);
+                if (first)
+                    ring_fetch_first<R::W>(to + R::A + R::X, p.h0 ? p.h0 + b * p.C + c0 : NULL,
+                                           p.g, rows - 1, channels);
+            } else {
+                ring_fetch<R::W, ROWS>(to + R::A, p.x + at, step, rows, channels);
+            }
+            at += ROWS * step;
         }
+        copies_commit(); // also if it is empty: groups are counted
     };
     V s[VEC];
     for (int v = 0; v < VEC; v++)
         s[v] = own ? start_of<BACK>(p, b * p.C + c + v) : V{};
-    for (int k = 0; k < STAGES - 1; k++) {
+    size_t out = at + threadIdx.x * VEC;
+    for (int k = 0; k < STAGES - 1; k++)
         fetch((size_t)k * ROWS);
-        copies_commit();
-    }
-    size_t out = first + threadIdx.x * VEC;
     for (size_t i = 0; i < p.T; i += ROWS, out += ROWS * step) {
         copies_wait<STAGES - 2>();
         __syncwarp(); // every lane's copies are there, and the stage before this one is read
         fetch(i + (STAGES - 1) * ROWS);
-        copies_commit();
         const char *stage = ring + i / ROWS % STAGES * R::STAGE;
         if (p.T - i >= ROWS)
-            ring_rows<I, VEC, ROWS, BACK>(s, p, stage, out, step, ROWS, own);
+            ring_rows<I, VEC, ROWS, BACK>(s, p, stage, out, ROWS, own);
         else
-            ring_rows<I, VEC, ROWS, BACK>(s, p, stage, out, step, (int)(p.T - i), own);
+            ring_rows<I, VEC, ROWS, BACK>(s, p, stage, out, (int)(p.T - i), own);
     }
     for (int v = 0; v < VEC && own; v++)
         end_at<BACK>(p, b * p.C + c + v, s[v]);
@@ -608,9 +665,10 @@ typedef struct {
     size_t k, b, c0; // tile along T, sequence, first channel of the tile
     size_t i, c;     // the thread's first position and channel
     int rows;        // how many of its rows exist; 0 if its channel does not
+    size_t first;    // offset of its first row and channel
 } Place;
 
-template <typename T, typename I>
+template <typename T, int BACK, typename I>
 static __device__ __forceinline__ Place place(size_t tile, const Scan<I> &p, const Tiling &t)
 {
     Place at;
@@ -622,6 +680,7 @@ static __device__ __forceinline__ Place place(size_t tile, const Scan<I> &p, con
     at.rows = at.c >= p.C || at.i >= p.T   ? 0
               : p.T - at.i < (size_t)t.rows ? (int)(p.T - at.i)
                                             : t.rows;
+    at.first = row_at<BACK>(p, at.b, at.i) + at.c;
     return at;
 }
 
@@ -631,19 +690,20 @@ static __device__ __forceinline__ void tile_fetch(char *next, const Scan<I> &p, 
 {
     typedef TileOf<I, VEC, LX, ROWS, BACK> T;
     typedef typename T::V V;
+    size_t from = at.first;
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
-        const size_t from = row_at<BACK>(p, at.b, at.i + r) + at.c;
+    for (int r = 0; r < ROWS; r++, from += row_step<BACK>(p)) {
         const int to = (r * THREADS + threadIdx.x) * VEC;
         if (r >= at.rows)
             continue;
-        copy_async<VEC * sizeof(I)>((I *)next + to, p.a + from, p.a);
+        copy_async<VEC * sizeof(I)>((I *)next + to, p.a + from);
         if constexpr (BACK) {
-            copy_async<VEC * sizeof(V)>((V *)(next + T::A) + to, p.g + from, p.g);
-            copy_async<VEC * sizeof(V)>((V *)(next + T::A + T::X) + to,
-                                        before_at(p, at.b, at.i + r, at.c, from), p.g);
+            const V *before = before_at(p, at.b, at.i + r, at.c, from);
+            copy_async<VEC * sizeof(V)>((V *)(next + T::A) + to, p.g + from);
+            copy_async<VEC * sizeof(V)>((V *)(next + T::A + T::X) + to, before ? before : p.g,
+                                        before ? VEC * sizeof(V) : 0);
         } else {
-            copy_async<VEC * sizeof(I)>((I *)(next + T::A) + to, p.x + from, p.x);
+            copy_async<VEC * sizeof(I)>((I *)(next + T::A) + to, p.x + from);
         }
     }
 }
@@ -656,8 +716,9 @@ static __device__ __forceinline__ void tile_get(typename TileOf<I, VEC, LX, ROWS
 {
     typedef TileOf<I, VEC, LX, ROWS, BACK> T;
     typedef typename T::V V;
+    size_t from = at.first;
 #pragma unroll
-    for (int r = 0; r < ROWS; r++) {
+    for (int r = 0; r < ROWS; r++, from += row_step<BACK>(p)) {
         const int to = (r * THREADS + threadIdx.x) * VEC;
         for (int v = 0; v < VEC; v++) {
             const Affine<V> none = nothing<V>();
@@ -667,7 +728,7 @@ static __device__ __forceinline__ void tile_get(typename TileOf<I, VEC, LX, ROWS
         if (r >= at.rows)
             continue;
         if constexpr (!ASYNC) {
-            row_get(rows[r], p, at.b, at.i + r, at.c);
+            row_get(rows[r], p, at.b, at.i + r, at.c, from);
         } else {
             get(rows[r].a, (const I *)next + to);
             if constexpr (BACK) {
@@ -718,9 +779,9 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     const size_t stride = COLUMN ? p.B * t.NC : gridDim.x;
     V s = V{}; // of the thread that has the states of a channel
     if (ASYNC)
-        tile_fetch<I, VEC, LX, ROWS, BACK>(next, p, place<T>(blockIdx.x, p, t));
+        tile_fetch<I, VEC, LX, ROWS, BACK>(next, p, place<T, BACK>(blockIdx.x, p, t));
     for (size_t tile = blockIdx.x; tile < t.tiles; tile += stride) {
-        const Place at = place<T>(tile, p, t);
+        const Place at = place<T, BACK>(tile, p, t);
         typename T::Rows rows;
         if (ASYNC) {
             copies_commit();
@@ -728,7 +789,7 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
         }
         tile_get<I, VEC, LX, ROWS, ASYNC, BACK>(rows, next, p, at);
         if (ASYNC && tile + stride < t.tiles)
-            tile_fetch<I, VEC, LX, ROWS, BACK>(next, p, place<T>(tile + stride, p, t));
+            tile_fetch<I, VEC, LX, ROWS, BACK>(next, p, place<T, BACK>(tile + stride, p, t));
         for (int v = 0; v < VEC; v++) {
             Map f = nothing<V>();
 #pragma unroll
@@ -765,10 +826,11 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
                 state = advance<BACK>(state, rows[r].a[v], rows[r].x[v],
                                       rows[r].before[BACK ? v : 0]);
         }
+        size_t to = at.first;
 #pragma unroll
-        for (int r = 0; r < ROWS; r++)
+        for (int r = 0; r < ROWS; r++, to += row_step<BACK>(p))
             if (r < at.rows)
-                row_put(p, row_at<BACK>(p, at.b, at.i + r) + at.c, rows[r]);
+                row_put(p, to, rows[r]);
     }
 }
 
@@ -837,7 +899,8 @@ static void tiles(const Scan<I> *p, cudaStream_t stream)
     typedef TileOf<I, VEC, LX, ROWS, BACK> T;
     typedef typename Scan<I>::V V;
     const size_t most = T::HIGH * ROWS, NT = (p->T + most - 1) / most;
-    const size_t NC = (p->C + T::W - 1) / T::W, n = size_mul(size_mul(p->B, NT, "tiles"), NC, "tiles");
+    const size_t NC = (p->C + T::W - 1) / T::W;
+    const size_t n = size_mul(size_mul(p->B, NT, "tiles"), NC, "tiles");
     if (n > INT32_MAX)
         die(EXIT_MEMORY, "scan: %zu tiles, expected at most 2^31 - 1", n);
     const Tiling t = {NT, NC, (int)((p->T + NT * T::HIGH - 1) / (NT * T::HIGH)), (unsigned)n};

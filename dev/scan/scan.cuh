@@ -607,9 +607,10 @@ static __global__ void __launch_bounds__(32) ring_kernel(const Scan<I> p)
 // ---- tiles ----
 
 typedef struct {
-    size_t NT;      // tiles along T
-    size_t NC;      // tiles along C
-    int rows;       // rows of a thread
+    unsigned B;
+    unsigned NT;    // tiles along T
+    unsigned NC;    // tiles along C
+    unsigned rows;  // rows of a thread
     unsigned tiles; // B NT NC, the tile's time changing slowest
 } Tiling;
 
@@ -662,24 +663,25 @@ struct TileOf {
 
 // Place of a thread in a tile.
 typedef struct {
-    size_t k, b, c0; // tile along T, sequence, first channel of the tile
-    size_t i, c;     // the thread's first position and channel
-    int rows;        // how many of its rows exist; 0 if its channel does not
-    size_t first;    // offset of its first row and channel
+    unsigned k, b; // tile along T, sequence
+    size_t c0;     // first channel of the tile
+    size_t i, c;   // the thread's first position and channel
+    int rows;      // how many of its rows exist; 0 if its channel does not
+    size_t first;  // offset of its first row and channel
 } Place;
 
 template <typename T, int BACK, typename I>
-static __device__ __forceinline__ Place place(size_t tile, const Scan<I> &p, const Tiling &t)
+static __device__ __forceinline__ Place place(unsigned tile, const Scan<I> &p, const Tiling &t)
 {
     Place at;
-    at.k = tile / (p.B * t.NC);
-    at.b = tile / t.NC % p.B;
-    at.c0 = tile % t.NC * T::W;
-    at.i = (at.k * T::HIGH + threadIdx.x / (THREADS / T::HIGH)) * t.rows;
+    at.k = tile / (t.B * t.NC);
+    at.b = tile / t.NC % t.B;
+    at.c0 = (size_t)(tile % t.NC) * T::W;
+    at.i = ((size_t)at.k * T::HIGH + threadIdx.x / (THREADS / T::HIGH)) * t.rows;
     at.c = at.c0 + threadIdx.x % (THREADS / T::HIGH) * (T::W * T::HIGH / THREADS);
-    at.rows = at.c >= p.C || at.i >= p.T   ? 0
-              : p.T - at.i < (size_t)t.rows ? (int)(p.T - at.i)
-                                            : t.rows;
+    at.rows = at.c >= p.C || at.i >= p.T ? 0
+              : p.T - at.i < t.rows ? (int)(p.T - at.i)
+                                    : (int)t.rows;
     at.first = row_at<BACK>(p, at.b, at.i) + at.c;
     return at;
 }
@@ -746,7 +748,8 @@ static __device__ __forceinline__ void tile_get(typename TileOf<I, VEC, LX, ROWS
 // the one after it. carry: what of[g] are to be applied to.
 template <int HIGH, int W, int BACK, typename I, typename V>
 static __device__ __forceinline__ V tile_states(Affine<V> (*of)[W], V *carry, V s, Affine<V> all,
-                                                const Scan<I> &p, const Place &at, int w, int rows)
+                                                const Scan<I> &p, const Place &at, int w,
+                                                unsigned rows)
 {
     const V end = mul_add(all.a, s, all.h);
     *carry = s;
@@ -755,7 +758,7 @@ static __device__ __forceinline__ V tile_states(Affine<V> (*of)[W], V *carry, V 
     *carry = V{};
     for (int g = 0; g < HIGH; g++) { // the states themselves
         of[g][w].a = V{}, of[g][w].h = s;
-        s = walked<BACK>(s, p, at.b, at.c0 + w, (at.k * HIGH + g) * (size_t)rows, rows);
+        s = walked<BACK>(s, p, at.b, at.c0 + w, ((size_t)at.k * HIGH + g) * rows, rows);
     }
     return s;
 }
@@ -776,11 +779,11 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     __shared__ V carry[T::W];
     char *next = (char *)dynamic;
     const int g = threadIdx.x / LX, w = threadIdx.x % LX * VEC;
-    const size_t stride = COLUMN ? p.B * t.NC : gridDim.x;
+    const unsigned stride = COLUMN ? t.B * t.NC : gridDim.x;
     V s = V{}; // of the thread that has the states of a channel
     if (ASYNC)
         tile_fetch<I, VEC, LX, ROWS, BACK>(next, p, place<T, BACK>(blockIdx.x, p, t));
-    for (size_t tile = blockIdx.x; tile < t.tiles; tile += stride) {
+    for (unsigned tile = blockIdx.x; tile < t.tiles; tile += stride) {
         const Place at = place<T, BACK>(tile, p, t);
         typename T::Rows rows;
         if (ASYNC) {
@@ -810,13 +813,13 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
             if (at.k == 0)
                 s = start_of<BACK>(p, at.b * p.C + c);
             else if (!COLUMN)
-                word_wait(s, &words[(at.b * t.NT + at.k) * p.C + c]);
+                word_wait(s, &words[((size_t)at.b * t.NT + at.k) * p.C + c]);
             s = tile_states<T::HIGH, T::W, BACK>(of, &carry[threadIdx.x], s, all, p, at,
                                                  threadIdx.x, t.rows);
             if (at.k + 1 == t.NT)
                 end_at<BACK>(p, at.b * p.C + c, s);
             else if (!COLUMN)
-                word_put(&words[(at.b * t.NT + at.k + 1) * p.C + c], s);
+                word_put(&words[((size_t)at.b * t.NT + at.k + 1) * p.C + c], s);
         }
         __syncthreads();
         for (int v = 0; v < VEC; v++) {
@@ -903,7 +906,8 @@ static void tiles(const Scan<I> *p, cudaStream_t stream)
     const size_t n = size_mul(size_mul(p->B, NT, "tiles"), NC, "tiles");
     if (n > INT32_MAX)
         die(EXIT_MEMORY, "scan: %zu tiles, expected at most 2^31 - 1", n);
-    const Tiling t = {NT, NC, (int)((p->T + NT * T::HIGH - 1) / (NT * T::HIGH)), (unsigned)n};
+    const unsigned rows = (unsigned)((p->T + NT * T::HIGH - 1) / (NT * T::HIGH));
+    const Tiling t = {(unsigned)p->B, (unsigned)NT, (unsigned)NC, rows, (unsigned)n};
     auto kernel = tile_kernel<I, VEC, LX, ROWS, BLOCKS, ASYNC, COLUMN, BACK>;
     const size_t smem = ASYNC ? (size_t)T::NEXT : 0;
     size_t grid = COLUMN ? p->B * NC : n;

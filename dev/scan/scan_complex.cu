@@ -8,7 +8,7 @@
 // Equations, schemes and what happens to infinities: scan.cuh; the kernels: scan_real.cu. The
 // gradient of z = x + iy is dL/dx + i dL/dy, so that backward multiplies by conj(a) and conj(h).
 // Bytes of an element: forward 24, backward 40. A warp of kernel 4 walks 32 channels, 256 bytes of
-// each row, in stages of 8 rows; the tiles of 7 to 9 are as many bytes as those of real numbers.
+// each row, in stages of 8 rows; the tiles of 7 to 10 are as many bytes as those of real numbers.
 #include "scan_ladder.cuh"
 
 int main(int argc, char **argv)

@@ -59,7 +59,9 @@ static __device__ __forceinline__ Complex add(Complex x, Complex y)
     return {x.re + y.re, x.im + y.im};
 }
 
-static __device__ __forceinline__ float mul(float x, float y) { return x * y; }
+// mul: x y, rounded: the compiler does not make one rounding of it and a sum that follows, which
+// it would in one kernel and not in another.
+static __device__ __forceinline__ float mul(float x, float y) { return __fmul_rn(x, y); }
 static __device__ __forceinline__ Complex mul(Complex x, Complex y)
 {
     return {fmaf(x.re, y.re, -(x.im * y.im)), fmaf(x.re, y.im, x.im * y.re)};

@@ -1,8 +1,8 @@
 // scan_complex.cu: h_t = a_t h_{t-1} + x_t along T of (B,T,C), C contiguous, all of it complex64
 // (real and imaginary part side by side), and its gradient, as a ladder.
 //
-//     nvcc -O3 -Xcompiler -fopenmp -gencode arch=compute_90a,code=sm_90a -o scan_complex \
-//         dev/scan/scan_complex.cu && ./scan_complex
+//     nvcc -O3 -Xcompiler -fopenmp -gencode arch=compute_90a,code=sm_90a -o scan_complex
+//          dev/scan/scan_complex.cu     (one line), then ./scan_complex
 //     bash dev/emulate/ladder.sh dev/scan/scan_complex.cu     its checks, no GPU
 //
 // Equations, schemes and what happens to infinities: scan.cuh; the kernels: scan_real.cu. The

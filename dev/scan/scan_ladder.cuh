@@ -156,7 +156,7 @@ static Z z_add(Z a, Z b)
     return a;
 }
 
-enum { SIDE = 16 }; // channels that the reference takes side by side, for the sake of its caches
+static const size_t SIDE = 16; // channels that the reference takes side by side: one cache line
 
 // scan_ref_forward: h (B,T,C) =, hT (B,C) =, of numbers of P parts. h0 NULL: 0.
 template <int P>

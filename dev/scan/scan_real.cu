@@ -1,8 +1,8 @@
 // scan_real.cu: h_t = a_t h_{t-1} + x_t along T of (B,T,C), C contiguous, a of the same shape, and
 // its gradient, as a ladder; fp32, and with -DPRECISION_BF16 a, x, da, dx bf16 and states fp32.
 //
-//     nvcc -O3 -Xcompiler -fopenmp -gencode arch=compute_90a,code=sm_90a -o scan_real \
-//         dev/scan/scan_real.cu && ./scan_real
+//     nvcc -O3 -Xcompiler -fopenmp -gencode arch=compute_90a,code=sm_90a -o scan_real
+//          dev/scan/scan_real.cu     (one line), then ./scan_real
 //     bash dev/emulate/ladder.sh dev/scan/scan_real.cu [-DPRECISION_BF16]     its checks, no GPU
 //
 // Equations, schemes and what happens to infinities: scan.cuh. Bytes of an element: forward reads a

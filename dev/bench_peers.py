@@ -4,9 +4,10 @@
     bench_peers.py                    every row; what is not built or installed is skipped, visibly
     bench_peers.py --cumsum BIN --logcumsumexp BIN     with the ladders of dev/cumsum/
     bench_peers.py --attention-forward BIN --attention-backward BIN    of dev/attention/
+    bench_peers.py --scan-real BIN --scan-complex BIN    of dev/scan/
     bench_peers.py --only linear gpt2     some of quadratic, linear, transformer,
-                                      linear-transformer, gpt2, cumsum, logcumsumexp, attention,
-                                      delta, deltanet-length
+                                      linear-transformer, gpt2, cumsum, logcumsumexp, scan,
+                                      attention, delta, deltanet-length
     bench_peers.py --delta-forward BIN --delta-backward BIN     with the ladders of dev/delta/
     bench_peers.py --dry-run          what would be run
     bench_peers.py --smoke            tiny sizes, on the CPU where there is no GPU; records nothing
@@ -27,6 +28,11 @@ against the rate of a bf16 matrix product of 8192^3 in the same run.
 
 Scans: torch.cumsum and torch.logcumsumexp over T of (B,T,D), fp32, L2 flushed before every call;
 ours is the fastest forward kernel of the ladder for that shape.
+
+First-order scans, h_t = a_t h_{t-1} + x_t: accelerated-scan's, real fp32 its warp kernel (CUDA,
+compiled when it is imported; only T = 2^5 to 2^16), complex64 the one in Triton, T contiguous as
+they have it, (B,C,T), their kernels alone, L2 flushed before every call. Ours is the kernel that
+the ladder chooses for (B,T,C); forward and backward is the sum of the two.
 
 Attention: torch's scaled_dot_product_attention with its flash and with its cuDNN backend, causal,
 bf16, q, k, v (B,NH,T,HS) each by itself, in a CUDA graph, L2 flushed before every call; ours from
@@ -79,6 +85,7 @@ COPY, TINY_COPY = GptSize(29, 258, 320, 192, 1, 12), GptSize(29, 18, 2, 16, 2, 2
 GPT2, TINY_GPT2 = GptSize(50257, 1024, 32, 768, 12, 12), GptSize(50257, 16, 2, 16, 2, 2)
 SHAPES = (320, 258, 192), (8, 4096, 1024), (1, 65536, 1024)
 TINY_SHAPES = ((2, 18, 16),)
+FIRST_ORDER = tuple((8, T, 1536) for T in (1024, 4096, 12345, 16384, 65536))
 MODELS, SCANS = ("quadratic", "linear"), ("cumsum", "logcumsumexp")
 GPTS = ("transformer", "linear-transformer", "gpt2")
 GPT2_STEPS, GPT2_MAGIC, GPT2_PAD = 12, 20240520, 128
@@ -525,6 +532,93 @@ def peer_scan(args, name, shape):
     return Measured(ms, f"{rate:.0f} GB/s", f"torch {torch.__version__}, {rate:.0f} GB/s")
 
 
+def accelerated_scan(kind, T):
+    """(forward(a, x, h), backward(a, h, g, da, dx)) of accelerated-scan on (B,C,T), or Skip."""
+    if kind == "real" and (T & (T - 1) or not 32 <= T <= 65536):
+        raise Skip(f"accelerated-scan's CUDA kernel takes powers of 2 from 32 to 65536, not {T}")
+    try:
+        from accelerated_scan import complex as in_triton
+        if kind == "real":
+            from accelerated_scan import warp
+    except Exception as e:  # it compiles when it is imported
+        raise Skip(f"no accelerated-scan: {first_line(e)}")
+    if kind == "real":
+        return lambda a, x, h: warp.warpscan_forward(a, x, h, False), warp.warpscan_backward
+
+    def launch(kernel, a, *others):
+        kernel[a.shape[:2]](*map(torch.view_as_real, (a, *others)), seqlen=a.shape[2],
+                            enable_fp_fusion=False)
+
+    def forward(a, x, h):
+        launch(in_triton.forward_scan, a, x, h)
+
+    def backward(a, h, g, da, dx):
+        launch(in_triton.backward_scan, a, h, g, dx, da)
+
+    return forward, backward
+
+
+def plain_scan():
+    """The same by its definition, for --smoke where there is no GPU."""
+    def forward(a, x, h):
+        h[..., 0] = x[..., 0]
+        for t in range(1, a.shape[2]):
+            h[..., t] = a[..., t] * h[..., t - 1] + x[..., t]
+
+    def backward(a, h, g, da, dx):
+        dx.copy_(g)
+        for t in range(a.shape[2] - 1, 0, -1):
+            da[..., t] = dx[..., t] * h[..., t - 1].conj()
+            dx[..., t - 1] += a[..., t].conj() * dx[..., t]
+        da[..., 0] = 0
+
+    return forward, backward
+
+
+def first_order_rate(kind, direction, shape, ms):
+    streams = 3 if direction == "forward" else 8  # backward: a, h, g, da, dx
+    moved = streams * math.prod(shape) * (4 if kind == "real" else 8)
+    return f"{1e-6 * moved / ms:.0f} GB/s"
+
+
+def scan_error(kind, forward, backward, device):
+    """Of both against their definition on a small example, relative; a test that they are called
+    as they want to be."""
+    dtype = torch.float32 if kind == "real" else torch.complex64
+    a, x, g = (torch.rand((2, 4, 64), device=device, dtype=dtype) - 0.5 for _ in range(3))
+    sides = []
+    for f, b in ((forward, backward), plain_scan()):
+        h, da, dx = (torch.empty_like(a) for _ in range(3))
+        f(a, x, h)
+        b(a, h, g, da, dx)
+        sides.append(torch.cat([h, da[..., 1:], dx], 2))
+    return float((sides[0] - sides[1]).norm() / sides[1].norm())
+
+
+def peer_first_order(args, kind, direction, shape):
+    device = torch_device(args)
+    forward, backward = accelerated_scan(kind, shape[1]) if device == "cuda" else plain_scan()
+    error = scan_error(kind, forward, backward, device)
+    if not error < 1e-5:
+        raise Skip(f"accelerated-scan is {error:.1e} off its definition")
+    dtype = torch.float32 if kind == "real" else torch.complex64
+    B, T, C = shape
+    a, x, g = (torch.rand((B, C, T), device=device, dtype=dtype) for _ in range(3))
+    h, da, dx = (torch.empty_like(a) for _ in range(3))
+    a.mul_(0.7)  # |a| < 1, of complex numbers too
+
+    def step():
+        forward(a, x, h)
+        if direction != "forward":
+            backward(a, h, g, da, dx)
+
+    unrelated = torch.zeros(2**26 if device == "cuda" else 1, device=device)  # 256 MiB
+    ms = median_ms(step, 30, device, lambda: unrelated.sum())
+    what = "accelerated-scan (B,C,T)" if device == "cuda" else "on the CPU"
+    return Measured(ms, first_order_rate(kind, direction, shape, ms),
+                    f"{what}, {error:.1e} off, torch {torch.__version__}")
+
+
 def peer_attention(args, direction, shape, backend, _):
     device = torch_device(args)
     from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -733,6 +827,39 @@ def our_scan(args, name, shape):
     return min(found)
 
 
+def first_order_command(args, kind, shape):
+    """The kernel that the ladder chooses by shape is its last."""
+    binary = getattr(args, f"scan_{kind}") or f"(scan {kind} ladder)"
+    B, T, C = map(str, shape)
+    return [binary, "--csv", "--kernel", "11", "--B", B, "--T", T, "--C", C]
+
+
+FIRST_ORDER_NAME = re.compile(r"scan \S+(?: fp32)? \((\d+),(\d+),(\d+)\) (\w+)"
+                              r" kernel \d+ \(.*\)")
+
+
+def our_first_order(args, kind, direction, shape):
+    program(getattr(args, f"scan_{kind}"), f"nvcc dev/scan/scan_{kind}.cu, then --scan-{kind} BIN")
+    command = tuple(first_order_command(args, kind, shape))
+    if command not in ladder_output:
+        ladder_output[command] = tried(run_program, list(command))
+    if "\t" not in ladder_output[command]:
+        raise Skip(ladder_output[command])
+    found = {}
+    for line in ladder_output[command].split("\n"):
+        fields = line.split("\t")
+        what = FIRST_ORDER_NAME.fullmatch(fields[3]) if len(fields) == 5 else None
+        result = LADDER_RESULT.match(fields[4]) if what else None
+        if result and tuple(map(int, what.groups()[:3])) == shape:
+            found[what[4]] = float(result[1]), f"{float(result[3]):.0f}% of copy"
+    needed = direction.split("+")
+    if not all(name in found for name in needed):
+        raise Skip(f"{command[0]}: no row for {direction} {shape}")
+    ms = sum(found[name][0] for name in needed)
+    return Measured(ms, first_order_rate(kind, direction, shape, ms) + ", "
+                    + " and ".join(found[name][1] for name in needed), "kernel 11 (by shape)")
+
+
 def attention_rate(direction, shape, ms):
     """By the usual count: 4 HS operations a pair forward, 10 backward, half the pairs."""
     B, T, NH, HS = shape
@@ -897,6 +1024,15 @@ def works(args):
         for shape in TINY_SHAPES if args.smoke else SHAPES:
             yield (name, f"{name} forward ({','.join(map(str, shape))})", (args, name, shape),
                    our_scan, peer_scan, ladder_command(args, name), f"dev/cumsum/{name}.cu")
+    for kind in ("real", "complex"):
+        for shape in TINY_SHAPES if args.smoke else FIRST_ORDER:
+            if kind == "complex" and shape[1] > 20000:  # the ladder's reference takes 70 GB
+                continue
+            for direction in DIRECTIONS:
+                text = f"scan {kind} {direction} ({','.join(map(str, shape))})"
+                yield ("scan", text, (args, kind, direction, shape), our_first_order,
+                       peer_first_order, first_order_command(args, kind, shape),
+                       "dev/scan/scan.cuh")
     for shape in TINY_HEADS if args.smoke else HEADS:
         for direction in DIRECTIONS:
             for backend, version in itertools.product(BACKENDS, ("trainer", "wgmma")):
@@ -987,11 +1123,14 @@ def main(argv):
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--only", nargs="+", metavar="NAME", help="these kinds of rows",
-                   choices=(*MODELS, *GPTS, *SCANS, "attention", "delta", "deltanet-length"))
+                   choices=(*MODELS, *GPTS, *SCANS, "scan", "attention", "delta",
+                            "deltanet-length"))
     p.add_argument("--trainer", default="./train_causalrn_gpu", metavar="BIN")
     p.add_argument("--gpt2-trainer", default="./train_gpt2_gpu", metavar="BIN")
     p.add_argument("--cumsum", metavar="BIN", help="the ladder dev/cumsum/cumsum.cu, built")
     p.add_argument("--logcumsumexp", metavar="BIN", help="dev/cumsum/logcumsumexp.cu, built")
+    p.add_argument("--scan-real", metavar="BIN", help="dev/scan/scan_real.cu, built, in fp32")
+    p.add_argument("--scan-complex", metavar="BIN", help="dev/scan/scan_complex.cu, built")
     p.add_argument("--attention-forward", metavar="BIN",
                    help="dev/attention/attention_forward.cu, built with -DPRECISION_BF16")
     p.add_argument("--attention-backward", metavar="BIN", help="attention_backward.cu likewise")

@@ -34,7 +34,8 @@ struct EmuThread {
     bool has_place, left;
     EmuWait waits;
     unsigned long since; // the count, of its warp or block, that it waits to see passed
-    std::vector<EmuCopy> copies;
+    std::vector<EmuCopy> copies; // of cp.async that have not arrived
+    std::vector<size_t> groups;  // how many of them each group has
 };
 
 // What each lane brings to an operation of its warp, and takes from it.
@@ -144,6 +145,7 @@ static void emu_live(void)
         EmuThread *t = &emu_threads[emu_current];
         t->left = true;
         t->copies.clear();
+        t->groups.clear();
         emu_block.alive--;
         emu_warp()->alive--;
         if (emu_warp()->arrived)

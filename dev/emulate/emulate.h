@@ -95,6 +95,7 @@ static inline unsigned emu_float_as_uint(float x)
 #define __float_as_uint(x) emu_float_as_uint(x)
 #define __log2f(x) log2f(x)
 #define __fdividef(x, y) ((x) / (y))
+#define __fmul_rn(x, y) ((x) * (y))
 #define __ffs(x) __builtin_ffs((int)(x))
 
 // __stcg: a store that passes by the L1.

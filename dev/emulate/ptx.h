@@ -126,6 +126,24 @@ static void movmatrix_sync_aligned_m8n8_trans_b16(uint32_t &y, uint32_t x)
     y = lane->r[0];
 }
 
+// st_global: two to sixteen bytes, as one aligned access.
+static void st_global_b16(void *p, uint16_t x)
+{
+    *(uint16_t *)p = x;
+}
+static void st_global_b32(void *p, uint32_t x)
+{
+    *(uint32_t *)p = x;
+}
+static void st_global_v2_b32(void *p, uint32_t x, uint32_t y)
+{
+    *(uint2 *)p = make_uint2(x, y);
+}
+static void st_global_v4_b32(void *p, uint32_t x, uint32_t y, uint32_t z, uint32_t w)
+{
+    *(uint4 *)p = make_uint4(x, y, z, w);
+}
+
 // cp_async_ca_shared_global: start copying the first `given` of `bytes` bytes, zeros for the rest.
 static void cp_async_ca_shared_global(uint32_t at, const void *from, int bytes, int given)
 {
@@ -143,12 +161,42 @@ static void cp_async_cg_shared_global(uint32_t at, const void *from, int bytes, 
     cp_async_ca_shared_global(at, from, bytes, given);
 }
 
+// emu_arrive: the first `count` of the copies that this thread waits for arrive.
+static void emu_arrive(size_t count)
+{
+    std::vector<EmuCopy> &copies = emu_threads[emu_current].copies;
+    for (size_t i = 0; i < count; i++) {
+        const EmuCopy &c = copies[i];
+        c.from ? memcpy(c.to, c.from, c.bytes) : memset(c.to, 0, c.bytes);
+    }
+    copies.erase(copies.begin(), copies.begin() + (ptrdiff_t)count);
+}
+
 // cp_async_wait_all: all that this thread copies arrives.
 static void cp_async_wait_all(void)
 {
-    for (const EmuCopy &c : emu_threads[emu_current].copies)
-        c.from ? memcpy(c.to, c.from, c.bytes) : memset(c.to, 0, c.bytes);
-    emu_threads[emu_current].copies.clear();
+    emu_arrive(emu_threads[emu_current].copies.size());
+    emu_threads[emu_current].groups.clear();
+}
+
+// cp_async_commit_group: the copies since the last call are a group.
+static void cp_async_commit_group(void)
+{
+    EmuThread *t = &emu_threads[emu_current];
+    size_t grouped = 0;
+    for (size_t n : t->groups)
+        grouped += n;
+    t->groups.push_back(t->copies.size() - grouped);
+}
+
+// cp_async_wait_group: all groups but the latest `pending` arrive.
+static void cp_async_wait_group(size_t pending)
+{
+    std::vector<size_t> &groups = emu_threads[emu_current].groups;
+    while (groups.size() > pending) {
+        emu_arrive(groups.front());
+        groups.erase(groups.begin());
+    }
 }
 
 #endif

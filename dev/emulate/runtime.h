@@ -198,9 +198,18 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int)
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int)
 {
-    *value = 227 << 10; // of an H100 or H200
-    return attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? cudaSuccess
-                                                                : cudaErrorInvalidValue;
+    const int shared = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin;
+    *value = shared ? 227 << 10 : 1; // of an H100 or H200; of this
+    return shared || attribute == cudaDevAttrMultiProcessorCount ? cudaSuccess
+                                                                 : cudaErrorInvalidValue;
+}
+
+// As many as there are: a block is through before the next begins, so one that waits for blocks
+// before it never waits.
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *, int, size_t)
+{
+    *blocks = INT32_MAX;
+    return cudaSuccess;
 }
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *a, const void *)

@@ -1,0 +1,41 @@
+// scan_real.cu: h_t = a_t h_{t-1} + x_t along T of (B,T,C), C contiguous, a of the same shape, and
+// its gradient, as a ladder; fp32, and with -DPRECISION_BF16 a, x, da, dx bf16 and states fp32.
+//
+//     nvcc -O3 -Xcompiler -fopenmp -gencode arch=compute_90a,code=sm_90a -o scan_real
+//          dev/scan/scan_real.cu     (one line), then ./scan_real
+//     bash dev/emulate/ladder.sh dev/scan/scan_real.cu [-DPRECISION_BF16]     its checks, no GPU
+//
+// Equations, schemes and what happens to infinities: scan.cuh. Bytes of an element: forward reads a
+// and x and writes h, 12 (bf16 8); backward reads a, g, h and writes dx and da, 20 (bf16 14).
+//
+// Kernels (those of scan_complex.cu are the same), each in both directions:
+//   1  a thread a channel
+//   2  a thread 16 bytes of channels, 8 rows of loads in flight
+//   3  chunks of 64 rows: what each does to a state, the states between them, every row again
+//   4  a warp walks 32 channels (bf16: 64), 7 stages of 16 rows on their way to shared memory
+//   5  4 with 3 stages on their way          6  4 with twice the channels a warp
+//   7  a block of 8 warps walks 32 channels, a tile of 256 rows (backward 192) at a time, and has
+//      the next one on its way
+//   8  tiles of 128 rows (96) x 64 channels, a block each, states passed on from tile to tile
+//   9  8 with the next tile on its way      10  9 with tiles of 256 rows (192) x 32 channels
+//  11  4, 5 or 10, by the shape
+// 1 and 2 have too few bytes in flight, 3 reads a and x twice. 4 to 6 need enough columns: at
+// B 8 C 1536 there are 384 strips of 32, three a multiprocessor, each with 28 KB on its way (back
+// 42), where 22 KB a multiprocessor would hide a microsecond at 4.25 TB/s; a row of a strip costs
+// a warp some 14 instructions, and there is time for 60. Rows of fewer columns, or columns that do
+// not start on 16-byte boundaries, need tiles that wait for each other.
+#include "scan_ladder.cuh"
+
+#ifdef PRECISION_BF16
+typedef __nv_bfloat16 floatX;
+#define TYPE_NAME "bf16, states fp32"
+#else
+typedef float floatX;
+#define TYPE_NAME "fp32"
+#endif
+
+int main(int argc, char **argv)
+{
+    return scan_main<floatX>(argc, argv, "scan_real: h_t = a_t h_{t-1} + x_t over T of (B,T,C), "
+                             TYPE_NAME ", and its gradient");
+}

@@ -1,7 +1,7 @@
 // gateloop_stream.c: the loss of a GateLoop that was trained on text, over all of another text, in
 // the two ways that papers count it: windows of --context tokens that each start from nothing, and
-// one stream, whose state goes on from window to window. Perplexity by token is exp(nats / targets),
-// by word exp(nats / words), whoever counts the words (dev/figures/gateloop_wikitext103.sh).
+// one stream, whose state goes on from window to window. Perplexity is exp(nats / targets) by token
+// and exp(nats / words) by word, whoever counts the words (dev/figures/gateloop_wikitext103.sh).
 //
 //   make build/gateloop_stream    (includes train_gateloop.c whole)
 //   build/gateloop_stream --preset wikitext103 --load CHECKPOINT --val FILE

@@ -915,15 +915,14 @@ static void block_backward(const Model *m, Acts k, Params p, Params g, float *dx
 // model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
 static void model_backward(Model *m)
 {
-    const size_t N = m->B * m->T, C = m->C;
+    const size_t N = m->B * m->T, C = m->C, end = m->L * N * C;
     const Params p = m->params, g = m->grads;
     const Dacts d = m->dacts;
     float *dlast = p.norm_w ? d.dr : d.dx;
     matmul_backward(dlast, g.head_w, g.head_b, d.dlogits, m->acts.last, p.head_w, N, C, m->V, 0);
     if (p.norm_w) {
         memset(d.dx, 0, N * C * sizeof *d.dx);
-        layernorm_backward(d.dx, g.norm_w, g.norm_b, d.dr, m->acts.x + m->L * N * C, p.norm_w, N,
-                           C);
+        layernorm_backward(d.dx, g.norm_w, g.norm_b, d.dr, m->acts.x + end, p.norm_w, N, C);
     }
     for (size_t l = m->L; l-- > 0;)
         block_backward(m, layer_acts(m, l), layer_params(m, &p, l), layer_params(m, &g, l), d.dx);

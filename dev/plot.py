@@ -466,7 +466,8 @@ def draw(plt, args):
         y_axis = "Scaled accuracy" if args.chance else "Fraction right so far"
     if split == "val_bits" and args.y == "loss":
         y_axis = "Held-out loss (bits per character)"
-    axes[0].set_ylabel((args.ylabel or y_axis) + (f", mean of {args.smooth}" if args.smooth > 1 else ""))
+    y_axis = args.ylabel or y_axis
+    axes[0].set_ylabel(y_axis + (f", mean of {args.smooth}" if args.smooth > 1 else ""))
     if args.title:
         figure.suptitle(args.title, fontsize=10)
     return figure

@@ -11,8 +11,8 @@
 # trainer that lacks the task, or, where LENGTHS names lengths, evaluates only at those it trains
 # at, is skipped.
 #
-# A script that sets DUMP, options, has the trainer DUMPER (of the CPU: a run may move to it) write a
-# dump with the weights of each run's end: dump.safetensors in the run's directory.
+# A script that sets DUMP, options, has the trainer DUMPER (the CPU's: a run may move to it) write
+# a dump with the weights of each run's end: dump.safetensors in the run's directory.
 #
 # From the environment:
 #   TRAINER=./train_causalrn_gpu  GPT2=./train_gpt2_gpu    a trainer that is not built is skipped

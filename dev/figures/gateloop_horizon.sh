@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# gateloop_horizon.sh: what a transition must be able to do. Sums modulo 10 since the last of three
-# resets, 128 tokens; two layers, 32 channels, 2000 steps: accuracy on 256 fresh sequences, and on
-# 1024 by tokens since a reset. Nine transitions, three seeds: 27 runs; on two CPU cores 50 seconds each.
-# The paper's own task of this name is not public; this one is specified in its place. Must hold, of
-# each seed: sep >= 0.95, fixed <= 0.55, ones <= 0.35, sep - real-pos >= 0.25; RESULT lines say so.
+# gateloop_horizon.sh: what a transition must be able to do. Sums modulo 10 since the last of
+# three resets, 128 tokens; two layers, 32 channels, 2000 steps: accuracy on 256 fresh sequences,
+# and on 1024 by tokens since a reset. Nine transitions, three seeds: 27 runs; on two CPU cores 50
+# seconds each. The paper's own task of this name is not public; this one is specified in its
+# place. Must hold, of each seed: sep >= 0.95, fixed <= 0.55, ones <= 0.35, sep - real-pos >=
+# 0.25; RESULT lines say so.
 FIGURE=gateloop_horizon STEPS=${STEPS:-2000} THIN=${THIN:-50} SAVE_EVERY=${SAVE_EVERY:-500}
 TRAINER=${TRAINER:-./train_gateloop_gpu} LENGTHS="--eval-batches 32"
 . "$(dirname "$0")/common.sh"

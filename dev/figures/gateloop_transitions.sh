@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# gateloop_transitions.sh: where the transitions a of trained models lie: the complex plane by layer,
-# the sizes and angles, and the mean |a| around resets (text: line feeds). Sums since a reset with
-# sep and cart (|a| >= 1/2: an empty disc), 2000 steps; characters of TEXT=FILE with sep, 3000 steps,
-# left out without TEXT. Of tokens not trained on: sums of another seed, the held-out part of TEXT.
-# Three runs; the dump is made on the CPU. gateloop_attention.sh draws the same runs' attention.
+# gateloop_transitions.sh: where the transitions a of trained models lie: the complex plane by
+# layer, the sizes and angles, and the mean |a| around resets (text: line feeds). Sums since a
+# reset with sep and cart (|a| >= 1/2: an empty disc), 2000 steps; characters of TEXT=FILE with
+# sep, 3000 steps, left out without TEXT. Of tokens not trained on: sums of another seed, the
+# held-out part of TEXT. Three runs; the dump is made on the CPU. gateloop_attention.sh draws the
+# same runs' attention.
 MAPS=${MAPS:-transitions}
 FIGURE=gateloop_transitions STEPS=${STEPS:-2000} TEXT_STEPS=${TEXT_STEPS:-3000} THIN=${THIN:-50}
 SEEDS=${SEEDS:-1} SAVE_EVERY=${SAVE_EVERY:-500} TEXT=${TEXT:-}

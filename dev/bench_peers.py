@@ -6,7 +6,7 @@
     bench_peers.py --attention-forward BIN --attention-backward BIN    of dev/attention/
     bench_peers.py --only linear gpt2     some of quadratic, linear, transformer,
                                       linear-transformer, gpt2, cumsum, logcumsumexp, attention,
-                                      delta, deltanet-length, gateloop
+                                      delta, deltanet-length
     bench_peers.py --delta-forward BIN --delta-backward BIN     with the ladders of dev/delta/
     bench_peers.py --only gateloop    a step of train_gateloop beside two scans
     bench_peers.py --dry-run          what would be run

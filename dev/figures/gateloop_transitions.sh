@@ -52,4 +52,5 @@ if [ ${#tables[@]} -eq 0 ]; then
 fi
 python3 dev/gateloop_maps.py draw "${tables[@]}" --label "${names[@]}" --marks "${marks[@]}" \
     --out "$FIGURES/gateloop_$MAPS.png" --svg --optional || failed=$((failed + 1))
+FIGURE=gateloop_$MAPS
 over

@@ -384,16 +384,30 @@ static inline void answer_check(const TaskOptions *o, const char *name)
     }
 }
 
+// stream_unused: die if an option that a stream has no use for has a value, other than a default
+// that the trainer has for other tasks.
+static inline void stream_unused(const Options *options, const char *eval, int value,
+                                 const char *task)
+{
+    char name[32], text[16];
+    snprintf(name, sizeof name, "%smin-length", eval);
+    snprintf(text, sizeof text, "%d", value);
+    for (int i = 0; i < options->n; i++)
+        if (!strcmp(options->rows[i].name, name) && !strcmp(options->rows[i].def, text))
+            return;
+    if (value)
+        die(EXIT_USAGE, "--%s: --task %s has sequences of one length\nhint: --%smax-length N", name,
+            task, eval);
+}
+
 // stream_check: die over lengths, and of horizon numbers of resets, that a stream has no use for.
-static inline void stream_check(const TaskOptions *o, const Task *task)
+static inline void stream_check(const TaskOptions *o, const Task *task, const Options *options)
 {
     const TaskShape shape = task->shape(o);
     const size_t shorter = shape.T < shape.eval_T ? shape.T : shape.eval_T;
     const char *eval = shape.T > shorter ? "eval-" : "";
-    if (o->min_length || o->eval_min_length)
-        die(EXIT_USAGE, "--%smin-length: --task %s has sequences of one length\n"
-            "hint: --%smax-length N", o->min_length ? "" : "eval-", task->name,
-            o->min_length ? "" : "eval-");
+    stream_unused(options, "", o->min_length, task->name);
+    stream_unused(options, "eval-", o->eval_min_length, task->name);
     if (shorter < 2)
         die(EXIT_USAGE, "--%smax-length: expected at least 2 for --task %s, got 1", eval,
             task->name);
@@ -403,12 +417,12 @@ static inline void stream_check(const TaskOptions *o, const Task *task)
 }
 
 // state_check: die over lengths that make no sense for the task, one of STATE_TASKS.
-static inline void state_check(const TaskOptions *o, const Task *task)
+static inline void state_check(const TaskOptions *o, const Task *task, const Options *options)
 {
     if (task->chance > 0)
         answer_check(o, task->name);
     else if (task->score == fraction_right)
-        stream_check(o, task);
+        stream_check(o, task, options);
 }
 
 // ---- rows of the table of tasks, their words in --task, their options
@@ -432,14 +446,14 @@ static inline void state_check(const TaskOptions *o, const Task *task)
 static inline void state_options(Options *options, TaskOptions *o)
 {
     const Option rows[] = {
-        {"multiply", OPT_CHOICE, &o->multiply, "yes", 0, 0, "no|yes", DEFINES_DATA,
-         "brackets: with * too"},
-        {"elements", OPT_CHOICE, &o->elements, "all", 0, 0, "all|swaps|triples", DEFINES_DATA,
-         "s5: all, or those that move at most 2 or 3 points"},
         {"tokens-per-element", OPT_INT, &o->tokens_per_element, "1", 1, 64, "tokens", DEFINES_DATA,
          "s5, z60: an element and fillers"},
         {"modulus", OPT_INT, &o->modulus, "10", 2, 256, "number", DEFINES_DATA,
          "horizon: of the sums"},
+        {"multiply", OPT_CHOICE, &o->multiply, "yes", 0, 0, "no|yes", DEFINES_DATA,
+         "brackets: with * too"},
+        {"elements", OPT_CHOICE, &o->elements, "all", 0, 0, "all|swaps|triples", DEFINES_DATA,
+         "s5: all, or those that move at most 2 or 3 points"},
         {"resets", OPT_INT, &o->resets, "3", 0, 1 << 20, "resets", DEFINES_DATA,
          "horizon: in a sequence"},
         {"min-length", OPT_INT, &o->min_length, "0", 0, 1 << 20, "tokens", DEFINES_DATA,

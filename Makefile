@@ -98,6 +98,7 @@ fix-copies:
 	@python3 dev/check_copies.py --fix $(FROM)
 
 $(OUT)/bench_cpu: train_causalrn.c
+$(OUT)/gateloop_stream: train_gateloop.c
 bench: $(OUT)/bench_cpu
 	@$(OUT)/bench_cpu
 

@@ -652,6 +652,32 @@ static void open_state(void *options)
     task_open(&TASKS[task], (TaskOptions *)options, &t, &line, 0);
 }
 
+// stream_refused: horizon and recall have sequences of one length, with room for what is in them.
+static void stream_refused(void)
+{
+    static const struct {
+        int task, lengths[4], resets;
+        const char *error;
+    } rows[] = {{HORIZON, {4, 0, 0, 0}, 3, "--min-length: --task horizon has sequences of one"},
+                {RECALL, {0, 0, 4, 0}, 3, "--eval-min-length: --task recall has sequences of one"},
+                {HORIZON, {0, 1, 0, 0}, 0, "--max-length: expected at least 2 for --task horizon"},
+                {RECALL, {0, 0, 0, 1}, 3, "--eval-max-length: expected at least 2 for"},
+                {HORIZON, {0, 0, 0, 0}, 128, "--resets 128: expected at most 127"},
+                {HORIZON, {0, 9, 0, 5}, 5, "--resets 5: expected at most 4"},
+                {HORIZON, {0, 9, 0, 9}, 8, NULL},
+                {RECALL, {0, 2, 0, 0}, 9, NULL}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const int *n = rows[i].lengths;
+        TaskOptions o = state_options_of(n[0], n[1], n[2], n[3]);
+        o.string_size = rows[i].task;
+        o.resets = rows[i].resets;
+        if (rows[i].error)
+            expect_die(open_state, &o, EXIT_USAGE, rows[i].error);
+        else
+            CHECK(run_child(open_state, &o).code == 0, "stream %zu is refused", i);
+    }
+}
+
 // test_state_refused: lengths that make no sense, and evaluations longer than a batch has room for;
 // a batch that fits has as many sequences of the evaluation as fit.
 static void test_state_refused(void)
@@ -671,6 +697,8 @@ static void test_state_refused(void)
     o = state_options_of(0, 0, 40, 150);
     o.string_size = PARITY;
     CHECK(run_child(open_state, &o).code == 0, "4 x 39 tokens hold one sequence of 149");
+    stream_refused();
+    o = state_options_of(0, 0, 40, 150);
     Batch batch = state_batch(PARITY, &o, 1, STREAM_EVAL, 13);
     CHECK(batch.B == 3 && batch.T == 149 && batch.rows == 13, "B %zu, T %zu", batch.B, batch.T);
     CHECK(task_eval_batches(&TASKS[PARITY], &o, 13) == 5, "13 sequences in batches of 3");

@@ -179,7 +179,7 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
         die(EXIT_USAGE, "--text, --val and --tokenizer are for --task text, this is --task %s\n"
             "hint: give --task text", task->name);
     if (task->chance >= 0)
-        state_check(o, task->chance > 0 ? STATE_ANSWER : STATE_WORD, task->name);
+        state_check(o, task, options);
     task_eval_rows(task->shape(o), (size_t)t->batch_size);
     if (o->prompt && !o->sample)
         die(EXIT_USAGE, "--prompt needs --sample N, the number of tokens to say after it");

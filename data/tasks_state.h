@@ -42,21 +42,6 @@ static inline Range state_range(const TaskOptions *o, int kind, int evaluate)
     return evaluate ? eval : train;
 }
 
-// state_check: die over lengths that make no sense; `name` is the task's.
-static inline void state_check(const TaskOptions *o, int kind, const char *name)
-{
-    for (int evaluate = 0; evaluate < 2; evaluate++) {
-        const Range r = state_range(o, kind, evaluate);
-        const char *eval = evaluate ? "eval-" : "";
-        if (kind == STATE_ANSWER && r.low < 3)
-            die(EXIT_USAGE, "--%smin-length: expected at least 3 for --task %s, got %d", eval, name,
-                r.low);
-        if (kind == STATE_ANSWER && r.low > r.high)
-            die(EXIT_USAGE, "--%smin-length and --%smax-length: expected a range, got %d to %d",
-                eval, eval, r.low, r.high);
-    }
-}
-
 // Draws: the random numbers of one sequence, in order.
 typedef struct {
     uint64_t seed, stream, n;
@@ -384,6 +369,62 @@ static inline void recall_fill(const TaskOptions *o, uint64_t seed, uint64_t str
     }
 }
 
+// answer_check: die over lengths of a task with one answer that make no sense.
+static inline void answer_check(const TaskOptions *o, const char *name)
+{
+    for (int evaluate = 0; evaluate < 2; evaluate++) {
+        const Range r = state_range(o, STATE_ANSWER, evaluate);
+        const char *eval = evaluate ? "eval-" : "";
+        if (r.low < 3)
+            die(EXIT_USAGE, "--%smin-length: expected at least 3 for --task %s, got %d", eval, name,
+                r.low);
+        if (r.low > r.high)
+            die(EXIT_USAGE, "--%smin-length and --%smax-length: expected a range, got %d to %d",
+                eval, eval, r.low, r.high);
+    }
+}
+
+// stream_unused: die if an option that a stream has no use for has a value, other than a default
+// that the trainer has for other tasks.
+static inline void stream_unused(const Options *options, const char *eval, int value,
+                                 const char *task)
+{
+    char name[32], text[16];
+    snprintf(name, sizeof name, "%smin-length", eval);
+    snprintf(text, sizeof text, "%d", value);
+    for (int i = 0; i < options->n; i++)
+        if (!strcmp(options->rows[i].name, name) && !strcmp(options->rows[i].def, text))
+            return;
+    if (value)
+        die(EXIT_USAGE, "--%s: --task %s has sequences of one length\nhint: --%smax-length N", name,
+            task, eval);
+}
+
+// stream_check: die over lengths, and of horizon numbers of resets, that a stream has no use for.
+static inline void stream_check(const TaskOptions *o, const Task *task, const Options *options)
+{
+    const TaskShape shape = task->shape(o);
+    const size_t shorter = shape.T < shape.eval_T ? shape.T : shape.eval_T;
+    const char *eval = shape.T > shorter ? "eval-" : "";
+    stream_unused(options, "", o->min_length, task->name);
+    stream_unused(options, "eval-", o->eval_min_length, task->name);
+    if (shorter < 2)
+        die(EXIT_USAGE, "--%smax-length: expected at least 2 for --task %s, got 1", eval,
+            task->name);
+    if (task->restart && (size_t)o->resets >= shorter)
+        die(EXIT_USAGE, "--resets %d: expected at most %zu, one fewer than tokens in a sequence\n"
+            "hint: or a larger --%smax-length", o->resets, shorter - 1, eval);
+}
+
+// state_check: die over lengths that make no sense for the task, one of STATE_TASKS.
+static inline void state_check(const TaskOptions *o, const Task *task, const Options *options)
+{
+    if (task->chance > 0)
+        answer_check(o, task->name);
+    else if (task->score == fraction_right)
+        stream_check(o, task, options);
+}
+
 // ---- rows of the table of tasks, their words in --task, their options
 
 #define STATE_TASKS                                                                                \
@@ -405,6 +446,16 @@ static inline void recall_fill(const TaskOptions *o, uint64_t seed, uint64_t str
 static inline void state_options(Options *options, TaskOptions *o)
 {
     const Option rows[] = {
+        {"tokens-per-element", OPT_INT, &o->tokens_per_element, "1", 1, 64, "tokens", DEFINES_DATA,
+         "s5, z60: an element and fillers"},
+        {"modulus", OPT_INT, &o->modulus, "10", 2, 256, "number", DEFINES_DATA,
+         "horizon: of the sums"},
+        {"multiply", OPT_CHOICE, &o->multiply, "yes", 0, 0, "no|yes", DEFINES_DATA,
+         "brackets: with * too"},
+        {"elements", OPT_CHOICE, &o->elements, "all", 0, 0, "all|swaps|triples", DEFINES_DATA,
+         "s5: all, or those that move at most 2 or 3 points"},
+        {"resets", OPT_INT, &o->resets, "3", 0, 1 << 20, "resets", DEFINES_DATA,
+         "horizon: in a sequence"},
         {"min-length", OPT_INT, &o->min_length, "0", 0, 1 << 20, "tokens", DEFINES_DATA,
          "parity, modular, brackets: the shortest, 0 = 3"},
         {"max-length", OPT_INT, &o->max_length, "0", 0, 1 << 20, "tokens", DEFINES_DATA,
@@ -413,16 +464,6 @@ static inline void state_options(Options *options, TaskOptions *o)
          "of an evaluation, 0 = 40"},
         {"eval-max-length", OPT_INT, &o->eval_max_length, "0", 0, 1 << 20, "tokens", RUNTIME,
          "of an evaluation, 0 = 256; s5, z60: 500; horizon, recall: as in training"},
-        {"multiply", OPT_CHOICE, &o->multiply, "yes", 0, 0, "no|yes", DEFINES_DATA,
-         "brackets: with * too"},
-        {"elements", OPT_CHOICE, &o->elements, "all", 0, 0, "all|swaps|triples", DEFINES_DATA,
-         "s5: all, or those that move at most 2 or 3 points"},
-        {"tokens-per-element", OPT_INT, &o->tokens_per_element, "1", 1, 64, "tokens", DEFINES_DATA,
-         "s5, z60: an element and fillers"},
-        {"modulus", OPT_INT, &o->modulus, "10", 2, 256, "number", DEFINES_DATA,
-         "horizon: of the sums"},
-        {"resets", OPT_INT, &o->resets, "3", 0, 1 << 20, "resets", DEFINES_DATA,
-         "horizon: in a sequence"},
         {"curve", OPT_STRING, &o->curve, NULL, 0, 0, "FILE", RUNTIME,
          "write the last evaluation's accuracy by tokens read [horizon: since a reset]"},
     };

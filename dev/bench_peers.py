@@ -9,6 +9,7 @@
                                       linear-transformer, gpt2, cumsum, logcumsumexp, scan,
                                       attention, delta, deltanet-length
     bench_peers.py --delta-forward BIN --delta-backward BIN     with the ladders of dev/delta/
+    bench_peers.py --only gateloop    a step of train_gateloop beside two scans
     bench_peers.py --dry-run          what would be run
     bench_peers.py --smoke            tiny sizes, on the CPU where there is no GPU; records nothing
     bench_peers.py --check DUMP...    the model below against a trainer's --dump, fp32, on the CPU
@@ -47,12 +48,19 @@ needed (and of its needs einops and packaging, beside PyTorch and Triton).
 deltanet-length: dev/figures/deltanet_length.sh, a step of train_deltanet at the longest T beside
 the shortest, B T constant; there is no peer.
 
+gateloop: C=512 L=12 F=2048 T=1024 B=32 V=256, random bytes, sep, pre; PyTorch's model has the state
+as two fp32 numbers. Its scan is torch's associative_scan (pointwise where there is a GPU), with the
+backward recurrence as a second scan, or differentiated by PyTorch; or accelerated-scan's complex
+one, which wants (B,C,T). Of the ways to put a scan into the compiled step the first that works is
+timed; the table says which, and why not an earlier one. --check compares it with a dump.
+
 Rows go to dev/results/peers.tsv: date, device, git blob of our .cu, benchmark, result.
 """
 import argparse
 import array
 import contextlib
 import csv
+import functools
 import hashlib
 import itertools
 import math
@@ -83,6 +91,8 @@ PAPER, TINY = Size(128, 320, 192, 192, 12), Size(8, 2, 16, 24, 2)
 GptSize = namedtuple("GptSize", "V T B C NH L")
 COPY, TINY_COPY = GptSize(29, 258, 320, 192, 1, 12), GptSize(29, 18, 2, 16, 2, 2)
 GPT2, TINY_GPT2 = GptSize(50257, 1024, 32, 768, 12, 12), GptSize(50257, 16, 2, 16, 2, 2)
+GateSize = namedtuple("GateSize", "V T B C F L")
+GATELOOP, TINY_GATELOOP = GateSize(256, 1024, 32, 512, 2048, 12), GateSize(256, 16, 2, 16, 24, 2)
 SHAPES = (320, 258, 192), (8, 4096, 1024), (1, 65536, 1024)
 TINY_SHAPES = ((2, 18, 16),)
 FIRST_ORDER = tuple((8, T, 1536) for T in (1024, 4096, 12345, 16384, 65536))
@@ -312,6 +322,118 @@ def gpt(size, name, device):
 
 
 # -----------------------------------------------------------------------------
+# the models in PyTorch: GateLoop
+
+GATE_LAYER = ("norm1_w", "norm1_b", "qkvg_w", "qkvg_b", "gate_w", "gate_b", "out_w", "norm2_w",
+              "norm2_b", "fc_w", "fc_b", "down_w", "down_b")
+GATE_PARAMS = ("wte", *GATE_LAYER, "norm_w", "norm_b", "head_w", "head_b")
+
+
+def combine(left, right):
+    """(a, x) after (b, y), complex numbers as two: (b a, b x + y)."""
+    a, a_im, x, x_im = left
+    b, b_im, y, y_im = right
+    return (b * a - b_im * a_im, b * a_im + b_im * a,
+            b * x - b_im * x_im + y, b * x_im + b_im * x + y_im)
+
+
+def torch_scan(a, a_im, x, x_im, reverse=False):
+    """(Re h, Im h), h_t = a_t h_{t-1} + x_t over axis 1, from 0; reverse: from the end."""
+    from torch._higher_order_ops.associative_scan import associative_scan
+    mode = "pointwise" if x.is_cuda else "generic"
+    return associative_scan(combine, (a, a_im, x, x_im), dim=1, reverse=reverse,
+                            combine_mode=mode)[2:]
+
+
+if torch is not None:
+    class ScanWithBackward(torch.autograd.Function):
+        """torch_scan of x real, whose backward is the reverse scan of conj(a_{t+1})."""
+        @staticmethod
+        def forward(ctx, a, a_im, x):
+            h, h_im = torch_scan(a, a_im, x, torch.zeros_like(x))
+            ctx.save_for_backward(a, a_im, h, h_im)
+            return h
+
+        @staticmethod
+        def backward(ctx, dh):
+            a, a_im, h, h_im = ctx.saved_tensors
+            dh = dh.contiguous()
+            after, after_im = (F.pad(z[:, 1:], (0, 0, 0, 1)) for z in (a, a_im))
+            G, G_im = torch_scan(after, -after_im, dh, torch.zeros_like(dh), reverse=True)
+            before, before_im = (F.pad(z[:, :-1], (0, 0, 1, 0)) for z in (h, h_im))
+            return G * before + G_im * before_im, G_im * before - G * before_im, G
+
+
+def scan_backward(a, a_im, x):
+    return ScanWithBackward.apply(a, a_im, x)
+
+
+def scan_autograd(a, a_im, x):
+    return torch_scan(a, a_im, x, torch.zeros_like(x))[0]
+
+
+def scan_accelerated(a, a_im, x):
+    from accelerated_scan.complex import scan
+    a = torch.complex(a, a_im).transpose(1, 2).contiguous()
+    return scan(a, x.transpose(1, 2).contiguous()).real.transpose(1, 2)
+
+
+def outside(scan):
+    """The scan called from the compiled step, not compiled with it."""
+    return torch.compiler.disable(scan)
+
+
+def gate_ways(scan):
+    """(how, mix) of a peer's scan, in the order in which they are tried."""
+    if scan == "accelerated-scan":
+        return [("in the graph", scan_accelerated),
+                ("outside the graph", outside(scan_accelerated))]
+    return [("backward a scan too", scan_backward), ("differentiated by PyTorch", scan_autograd),
+            ("backward a scan too, outside the graph", outside(scan_backward))]
+
+
+def gate_block(x, layer, scan):
+    (norm1_w, norm1_b, qkvg_w, qkvg_b, gate_w, gate_b, out_w, norm2_w, norm2_b, fc_w, fc_b, down_w,
+     down_b) = layer
+    u = norm(x, norm1_w, norm1_b)
+    q, k, v, g = F.linear(u, qkvg_w, qkvg_b).chunk(4, -1)
+    alpha, beta = F.linear(u, gate_w, gate_b).float().chunk(2, -1)
+    r = torch.sigmoid(alpha)
+    h = scan(r * torch.cos(beta), r * torch.sin(beta), k.float() * v.float())
+    x = x + F.linear(F.silu(g) * (q * h), out_w)
+    m = F.gelu(F.linear(norm(x, norm2_w, norm2_b), fc_w, fc_b), approximate="tanh")
+    return x + F.linear(m, down_w, down_b)
+
+
+def gate_forward(p, inputs, targets, mix, recompute=False):
+    """(logits, loss) of the parameters p, see Problem."""
+    x = F.embedding(inputs, p["wte"])
+    x = through(x, zip(*(p[name] for name in GATE_LAYER)), gate_block, mix, recompute)
+    logits = F.linear(norm(x, p["norm_w"], p["norm_b"]), p["head_w"], p["head_b"]).float()
+    return logits, cross_entropy(logits, targets)
+
+
+def gateloop(mix, size, _, device):
+    """Initial weights as in train_gateloop.c: the same distributions, other numbers."""
+    V, T, B, C, H, L = size
+    normal, constant = fillers(device)
+    shapes = {"norm1_w": 1, "norm1_b": 0, "qkvg_w": (4 * C, C), "qkvg_b": 0, "gate_w": (2 * C, C),
+              "gate_b": 0, "out_w": (C, C), "norm2_w": 1, "norm2_b": 0, "fc_w": (H, C), "fc_b": 0,
+              "down_w": (C, H), "down_b": 0}
+    sizes = {"qkvg_b": 4 * C, "gate_b": 2 * C, "fc_b": H}
+    p = {name: [normal(shape[1] ** -0.5, *shape) if isinstance(shape, tuple)
+                else constant(shape, sizes.get(name, C)) for _ in range(L)]
+         for name, shape in shapes.items()}
+    p |= {"wte": normal(1, V, C), "norm_w": constant(1, C), "norm_b": constant(0, C),
+          "head_w": normal(C ** -0.5, V, C), "head_b": constant(0, V)}
+    tokens = torch.randint(V, (B, T + 1)).to(device)
+    groups = [{"params": [t for t in leaves(p) if t.dim() > 1], "weight_decay": 0.05},
+              {"params": [t for t in leaves(p) if t.dim() == 1]}]
+    return Problem(p, gate_forward, mix, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(),
+                   groups, (0.9, 0.98))
+
+
+# -----------------------------------------------------------------------------
 # against a trainer's dump
 
 
@@ -326,8 +448,12 @@ def dumped_model(path, metadata):
     if got[0] in GPTS and got[-1] == "yes":
         mix = gpt_mix(got[0], int(metadata["heads"]))
         return gpt_forward, mix, GPT_PARAMS, GPT_LAYER, got[0]
+    gate = tuple(metadata.get(k) for k in ("transition", "wiring", "head-size", "gn-groups"))
+    if gate == ("sep", "pre", "1", "0"):
+        return gate_forward, scan_backward, GATE_PARAMS, GATE_LAYER, "gateloop sep pre"
     raise Skip(f"{path}: {' '.join(map(str, got))}: expected one of "
-               + "; ".join([*map(" ".join, mixes), *(f"{name}, causal" for name in GPTS)]))
+               + "; ".join([*map(" ".join, mixes), *(f"{name}, causal" for name in GPTS),
+                            "gateloop sep pre, heads of 1"]))
 
 
 def check_dump(path):
@@ -507,6 +633,27 @@ def peer_gpt(args, size, name):
     if name != "linear-transformer":
         how += f", SDPA {args.sdpa}"
     return Measured(ms, rate, how + of)
+
+
+def peer_gateloop(args, size, scan):
+    """The first way to use the scan that works."""
+    device, failed = torch_device(args), []
+    if scan == "accelerated-scan":
+        if device != "cuda":
+            raise Skip("accelerated-scan's complex scan wants a GPU")
+        try:
+            import accelerated_scan.complex  # noqa: F401
+        except ImportError as e:
+            raise Skip(f"no accelerated-scan with a complex scan: {first_line(e)}")
+    for how, mix in gate_ways(scan):
+        try:
+            ms, note = peer_training(args, functools.partial(gateloop, mix), size, "gateloop")
+            tokens = f"{1e-3 * size.T * size.B / ms:.2f} Mtokens/s"
+            return Measured(ms, tokens, "; ".join([f"{note}, {scan} {how}", *failed]))
+        except Exception as e:  # of PyTorch's compiler, or memory: the next way
+            traceback.print_exc()
+            failed.append(f"not {how}: {first_line(e)}")
+    raise Skip("; ".join(failed))
 
 
 matmul_rates = {}  # n -> operations a ms of a bf16 product of n^3
@@ -798,6 +945,24 @@ def our_gpt(args, size, name):
     return Measured(ms, rate, how + of)
 
 
+def gate_command(args, size, text="RANDOM.txt"):
+    command = [args.gateloop_trainer, "--task", "text", "--vocab", "bytes", "--text", text,
+               "--lr", "1e-3", "--eval-batches", "1", "--steps", str(args.steps), "--save-every",
+               "0", "--warmup", "0"]
+    names = ("context", "batch-size", "channels", "hidden", "layers")
+    return command + [word for k, v in zip(names, size[1:]) for word in (f"--{k}", str(v))]
+
+
+def our_gateloop(args, size, _):
+    program(args.gateloop_trainer, "make cuda, or --gateloop-trainer BIN")
+    with tempfile.TemporaryDirectory() as d:
+        text = os.path.join(d, "random.txt")
+        with open(text, "wb") as f:
+            f.write(random.Random(1).randbytes(2**20))
+        ms, how = trained(gate_command(args, size, text), d)
+    return Measured(ms, f"{1e-3 * size.T * size.B / ms:.2f} Mtokens/s", how)
+
+
 def ladder_command(args, name):
     return [getattr(args, name) or f"({name} ladder)", "--time-only", "--csv"]
 
@@ -1043,6 +1208,11 @@ def works(args):
                        attention_commands(args, direction, version)[-1], "train_gpt2.cu"
                        if version == "trainer" else "dev/attention/attention_hopper.cuh")
     yield from delta_works(args)
+    size = TINY_GATELOOP if args.smoke else GATELOOP
+    text = "V={} T={} B={} C={} F={} L={}".format(*size)
+    for scan in ("associative_scan", "accelerated-scan"):
+        yield ("gateloop", f"gateloop step {text}, {scan}", (args, size, scan), our_gateloop,
+               peer_gateloop, gate_command(args, size), "train_gateloop.cu")
 
 
 def delta_works(args):
@@ -1124,7 +1294,7 @@ def main(argv):
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--only", nargs="+", metavar="NAME", help="these kinds of rows",
                    choices=(*MODELS, *GPTS, *SCANS, "scan", "attention", "delta",
-                            "deltanet-length"))
+                            "deltanet-length", "gateloop"))
     p.add_argument("--trainer", default="./train_causalrn_gpu", metavar="BIN")
     p.add_argument("--gpt2-trainer", default="./train_gpt2_gpu", metavar="BIN")
     p.add_argument("--cumsum", metavar="BIN", help="the ladder dev/cumsum/cumsum.cu, built")
@@ -1138,6 +1308,7 @@ def main(argv):
                    help="dev/delta/delta_forward.cu, built with -DPRECISION_BF16")
     p.add_argument("--delta-backward", metavar="BIN", help="delta_backward.cu likewise")
     p.add_argument("--deltanet-trainer", default="./train_deltanet_gpu", metavar="BIN")
+    p.add_argument("--gateloop-trainer", default="./train_gateloop_gpu", metavar="BIN")
     p.add_argument("--steps", type=int, default=60, help="of our trainer, of gpt2 at most "
                    f"{GPT2_STEPS}; a third is warm-up")
     p.add_argument("--peer-steps", type=int, default=10, help="timed steps of PyTorch's")
@@ -1166,8 +1337,9 @@ def main(argv):
         if args.only and name not in args.only:
             continue
         if args.dry_run:
+            compiled = name in (*MODELS, *GPTS, "gateloop")
             print(f"{text}\n  ours: {' '.join(command)}\n  peer: {peer.__name__}"
-                  f"{arguments[1:]}" + (f", torch.compile mode {args.mode}" if name in MODELS + GPTS
+                  f"{arguments[1:]}" + (f", torch.compile mode {args.mode}" if compiled
                                         else f": torch.{name}" if name in SCANS else ""))
             continue
         rows.append(Row(text, tried(ours, *arguments), tried(peer, *arguments), source))

@@ -458,13 +458,15 @@ def draw(plt, args):
         a.spines[["top", "right"]].set_visible(False)
         a.grid(True, color="0.9", linewidth=0.6)
         a.set_axisbelow(True)
-        a.set_xlabel(OPTION_AXIS.get(args.points, args.points) if args.points else X_AXIS[args.x])
+        a.set_xlabel(args.xlabel or (OPTION_AXIS.get(args.points, args.points) if args.points
+                                     else X_AXIS[args.x]))
     split = "" if args.y == "first_99" else "val" if args.points else args.split
     y_axis = Y_AXIS[args.y] + (f", {split}" if split not in ("", "train") else "")
     if args.x == "tokens":
         y_axis = "Scaled accuracy" if args.chance else "Fraction right so far"
     if split == "val_bits" and args.y == "loss":
         y_axis = "Held-out loss (bits per character)"
+    y_axis = args.ylabel or y_axis
     axes[0].set_ylabel(y_axis + (f", mean of {args.smooth}" if args.smooth > 1 else ""))
     if args.title:
         figure.suptitle(args.title, fontsize=10)
@@ -541,6 +543,8 @@ def parse(argv):
     p.add_argument("--group", action="store_true", help="draw runs of one label as one curve")
     p.add_argument("--smooth", type=positive, default=1, metavar="N", help="mean of N points")
     p.add_argument("--title")
+    p.add_argument("--xlabel", metavar="TEXT", help="what x is, in place of the usual words")
+    p.add_argument("--ylabel", metavar="TEXT", help="what y is")
     p.add_argument("--logy", action="store_true", help="logarithmic y axis")
     p.add_argument("--xlim", nargs=2, type=finite, metavar=("A", "B"))
     p.add_argument("--ylim", nargs=2, type=finite, metavar=("A", "B"))

@@ -295,6 +295,21 @@ static inline const char *shape_text(const size_t *shape, int n, char *text, siz
     return text;
 }
 
+// arena_shaped: 1 if each tensor of the arena that the file has, as prefix + name, has its shape.
+static inline int arena_shaped(const Arena *a, const StFile *file, const char *prefix)
+{
+    for (int i = 0; i < a->n; i++) {
+        char name[LIST_NAME];
+        const Tensor *t = &a->table[i];
+        snprintf(name, sizeof name, "%s%s", prefix, t->name);
+        const StEntry *entry = tensor_size(t) ? st_find(file, name) : NULL;
+        if (entry && (entry->ndim != tensor_dims(t) ||
+                      memcmp(entry->shape, t->shape, (size_t)entry->ndim * sizeof *t->shape)))
+            return 0;
+    }
+    return 1;
+}
+
 // arena_match: die with EXIT_DATA unless the file has every tensor of the arena, as prefix + name,
 // with its shape.
 static inline void arena_match(const Arena *a, const StFile *file, const char *path,

@@ -8,7 +8,11 @@
 #
 # A script that sets LENGTHS, options, has each run evaluated once more at its end with them: the
 # accuracy by length, with the run's RESULT above it, is data/lengths-FIGURE-CURVE-seedN.csv. A
-# trainer that lacks the task, or evaluates only at the lengths it trains at, is skipped.
+# trainer that lacks the task, or, where LENGTHS names lengths, evaluates only at those it trains
+# at, is skipped.
+#
+# A script that sets DUMP, options, has the trainer DUMPER (the CPU's: a run may move to it) write
+# a dump with the weights of each run's end: dump.safetensors in the run's directory.
 #
 # From the environment:
 #   TRAINER=./train_causalrn_gpu  GPT2=./train_gpt2_gpu    a trainer that is not built is skipped
@@ -24,7 +28,7 @@ set -u
 cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 : "${TRAINER:=./train_causalrn_gpu}" "${GPT2:=./train_gpt2_gpu}" "${SEEDS:=1 2 3}" "${EXTRA:=}"
 : "${RUNS:=runs/figures}" "${FIGURES:=dev/figures}" "${DRAW_ONLY:=}" "${LENGTHS:=}"
-: "${JOBS:=1}" "${SAVE_EVERY:=200}" "${ONLY:=}"
+: "${JOBS:=1}" "${SAVE_EVERY:=200}" "${ONLY:=}" "${DUMP:=}" "${DUMPER:=}"
 number() { # NAME VALUE: die unless the value is a whole number from 0 on
     case $2 in
     "" | *[!0-9]*) echo "error: $1: expected a whole number, got \"$2\"" >&2 && exit 2 ;;
@@ -136,6 +140,13 @@ train() {
         "$1" "${options[@]}" >"$dir.txt.lengths" 2>&1
         code=$?
     fi
+    if [ "$code" -eq 0 ] && [ -n "$DUMP" ]; then
+        merge "${@:2}" $DUMP --steps 0 --warmup 0 --load "$dir/checkpoint.safetensors" \
+            --dump "$dir/dump.safetensors"
+        "$DUMPER" "${options[@]}" >"$dir.txt.dump" 2>&1
+        code=$?
+        [ "$code" -eq 0 ] || grep -E "^(error|hint)" "$dir.txt.dump"
+    fi
     if [ "$code" -eq 0 ]; then
         { echo "$*"; grep -E "^(RESULT|error:)" "$dir.txt" | tail -n 1; } >"$dir/RESULT"
         rm -f "$dir/checkpoint.safetensors" # 20 MB a run, for which a figure has no use
@@ -171,6 +182,7 @@ offers() {
         echo "skipped: $name: $1: $(grep -m 1 -E "^error" "$work/offers")"
         return 1
     fi
+    [[ $LENGTHS == *-length* ]] || return 0
     trained=$(sed -nE 's/^RESULT .* max_length=([0-9]+) .*/\1/p' "$work/offers")
     reached=$(tail -n 1 "$work/curve" | cut -d , -f 1)
     [ "$reached" -gt "$trained" ] && return

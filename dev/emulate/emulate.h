@@ -30,7 +30,7 @@
 //   - a host that reads before it waits; that hands host memory to the device or the reverse; that
 //     copies in the default stream while the other has work, or records what a graph cannot hold.
 // What it cannot see: what the real cuBLASLt does; registers, occupancy, speed; the last bits of
-// ex2.approx, __log2f, __fdividef and of the tensor cores' sums (here the C library's, and one sum
+// ex2.approx, __log2f, __sinf, __fdividef and of the tensor cores' sums (here the C library's, and one sum
 // after the other); races of blocks, each of which ends before the next begins, and of the lanes of
 // a warp between two operations; reads behind an array, and all that stays inside an allocation.
 //
@@ -94,6 +94,8 @@ static inline unsigned emu_float_as_uint(float x)
 }
 #define __float_as_uint(x) emu_float_as_uint(x)
 #define __log2f(x) log2f(x)
+#define __sinf(x) sinf(x)
+#define __cosf(x) cosf(x)
 #define __fdividef(x, y) ((x) / (y))
 #define __ffs(x) __builtin_ffs((int)(x))
 

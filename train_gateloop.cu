@@ -113,18 +113,17 @@ static __device__ inline float silu(float g, float *slope)
     return g * p;
 }
 
-// turn: r exp(i angle). In BF16 on the special-function unit, absolute error 2^-21 after the angle
-// has been taken modulo 2 pi in two parts; beyond 1e6 it is any angle, and still finite.
+// turn: r exp(i angle), the angle first taken modulo 2 pi in two parts; beyond 1e6 it is any angle,
+// and still finite. In BF16 on the special-function unit, absolute error 2^-21.
 static __device__ inline Complex turn(float r, float angle)
 {
-    float sine, cosine;
-#ifdef PRECISION_BF16
     const float n = rintf(angle * 0.15915494f);
-    const float x = fmaf(n, 1.7484556e-7f, fmaf(n, -6.2831855f, angle));
-    const float within = x > 4 ? 4 : x < -4 ? -4 : x; // NaN stays
-    sine = __sinf(within), cosine = __cosf(within);
+    float x = fmaf(n, 1.7484556e-7f, fmaf(n, -6.2831855f, angle)), sine, cosine;
+    x = x > 4 ? 4 : x < -4 ? -4 : x; // NaN stays
+#ifdef PRECISION_BF16
+    sine = __sinf(x), cosine = __cosf(x);
 #else
-    sincosf(angle, &sine, &cosine);
+    sincospif(x * 0.31830989f, &sine, &cosine);
 #endif
     return {r * cosine, r * sine};
 }

@@ -598,6 +598,27 @@ test_interrupt() {
     is "exit code after SIGTERM during an evaluation" 143 $code
     is "the step it saves" 2 "$(saved_step long)"
     has "RESULT without an evaluation" "^RESULT .*steps=2 first_99=-1 ms_per_step=" "$tmp/int"
+    [ $arch = deltanet ] || [ $arch = gateloop ] && test_interrupted_sample
+}
+
+# A model without learned positions speaks for hours: Ctrl-C ends it, and what it said is printed.
+test_interrupted_sample() {
+    local pid n
+    seq 100 >numbers
+    set -m
+    "$train" --task text --text numbers --context 6 --layers 1 --channels 8 --$size 8 --steps 1 \
+        --batch-size 4 --warmup 3 --sample 100000000 --prompt 12 --out talk >"$tmp/int" 2>&1 &
+    pid=$!
+    set +m
+    wait_for talk/checkpoint.safetensors
+    sleep 0.2
+    kill -INT $pid
+    ends $pid
+    is "exit code after SIGINT during a sample" 130 $code
+    has "the evaluation before a sample" "^interrupted: saved; .* --out talk --resume" "$tmp/int"
+    n=$(sed -nE 's/^sample of ([1-9][0-9]*) tokens.*/\1/p' "$tmp/int")
+    is "characters of the interrupted sample of ${n:-0}" $((n + 2)) \
+        "$(sed '1,/^sample of/d;/^interrupted/,$d' "$tmp/int" | head -c -1 | wc -c)"
 }
 
 # 20 kills at any time of a run that saves at every step (G05): the checkpoint always loads, its

@@ -151,14 +151,6 @@ static __device__ inline float row_scale(float top, int n, int postnorm)
     return top > 0 && k < 126 && k > -126 ? exp2f((float)-k) : 1;
 }
 
-// warp_max: maximum of x over the 32 lanes, to all of them.
-static __device__ inline float warp_max(float x)
-{
-    for (int i = WARP / 2; i > 0; i /= 2)
-        x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
-    return x;
-}
-
 // pair_finish: by a warp: from a row's sums s (H) over n positions, scaled in place (row_scale):
 // out (H) = normalize(s) with post norm, else s; saved.scale and o_rstd of `row`. Returns the
 // scale.
@@ -337,41 +329,6 @@ static int pair_fast(size_t H, Mix mix)
 
 enum { ROWS_U = 8, CHUNK_V = 96 };                              // forward
 enum { TILE_V = 32, CHUNK_U = 16 };                             // backward
-
-// load2, store2: two neighbouring channels.
-static __device__ inline float2 load2(const floatX *p)
-{
-    return __bfloat1622float2(*(const __nv_bfloat162 *)p);
-}
-
-// store2: see load2.
-static __device__ inline void store2(floatX *p, float x, float y)
-{
-    *(__nv_bfloat162 *)p = __floats2bfloat162_rn(x, y);
-}
-
-// mul2: product of two packed pairs.
-static __device__ inline uint32_t mul2(uint32_t x, uint32_t y)
-{
-    const __nv_bfloat162 v = __hmul2(*(__nv_bfloat162 *)&x, *(__nv_bfloat162 *)&y);
-    return *(const uint32_t *)&v;
-}
-
-// mma_dots: c = products of rows x (c[0], c[1]) and y (c[2], c[3]) of one matrix with rows z of
-// another, H channels; each pointer is the lane's row plus 8t. A sum may run over channels in any
-// order, so both operands take them 16 bytes a lane.
-static __device__ inline void mma_dots(float c[4], const floatX *x, const floatX *y,
-                                       const floatX *z, int H)
-{
-    c[0] = c[1] = c[2] = c[3] = 0;
-#pragma unroll 1
-    for (int h = 0; h < H; h += 32) {
-        const uint4 p = *(const uint4 *)(x + h), q = *(const uint4 *)(y + h);
-        const uint4 s = *(const uint4 *)(z + h);
-        mma(c, {p.x, q.x, p.y, q.y}, s.x, s.y);
-        mma(c, {p.z, q.z, p.w, q.w}, s.z, s.w);
-    }
-}
 
 // pair_r_tile: by a warp: rs[i][j] = log2(e) r of the pair (u+j, v+i), 16 x 8; positions outside
 // 0..T-1 repeat the nearest.
@@ -859,14 +816,6 @@ static size_t linear_tile(size_t H)
     return LINEAR_THREADS / linear_threads(H);
 }
 
-// logsumexp_step: add 2^x to 2^*max * *sum. Equal values are not subtracted: inf - inf is NaN.
-static __device__ inline void logsumexp_step(float *max, float *sum, float x)
-{
-    const float above = x == *max ? 0 : x - *max, e = exp2_fast(-fabsf(above));
-    *sum = above > 0 ? *sum * e + 1 : *sum + e;
-    *max = fmaxf(*max, x);
-}
-
 // A thread's channels of a row as they lie in memory: groups of VEC, P groups apart.
 template <int VEC> struct Raw {
     Pack<floatX, VEC> v[CH / VEC];
@@ -911,29 +860,6 @@ template <int P, int VEC> static __device__ inline void row_load(float (&x)[CH],
         const auto part = *(const Pack<float, VEC> *)(row + row_channel<P, VEC>(j));
         for (int i = 0; i < VEC; i++)
             x[j * VEC + i] = part.v[i];
-    }
-}
-
-// row_reduce: v[k] = sum (MAX: maximum) of v[k] over the row's P threads, K values at once, in a
-// fixed order. red: 8 K floats of shared memory. For P > 32 the whole block must call it.
-template <int P, int MAX, int K> static __device__ inline void row_reduce(float (&v)[K], float *red)
-{
-#pragma unroll
-    for (int lanes = (P < WARP ? P : WARP) / 2; lanes > 0; lanes /= 2)
-        for (int k = 0; k < K; k++) {
-            const float other = __shfl_xor_sync(~0u, v[k], lanes);
-            v[k] = MAX ? fmaxf(v[k], other) : v[k] + other;
-        }
-    if (P <= WARP)
-        return;
-    __syncthreads();
-    for (int k = 0; k < K && threadIdx.x % WARP == 0; k++)
-        red[8 * k + threadIdx.x / WARP] = v[k];
-    __syncthreads();
-    for (int k = 0; k < K; k++) {
-        v[k] = red[8 * k];
-        for (int i = 1; i < P / WARP; i++)
-            v[k] = MAX ? fmaxf(v[k], red[8 * k + i]) : v[k] + red[8 * k + i];
     }
 }
 
@@ -1478,20 +1404,6 @@ static void embed_forward(float *out, const int *tokens, const float *wte, const
     LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
 }
 
-// embed_position_kernel: a thread owns one element of dwpe (T,C) and adds over the batch.
-static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, size_t B,
-                                             size_t n)
-{
-    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    float sum = 0;
-    if (i >= n)
-        return;
-#pragma unroll 8
-    for (size_t b = 0; b < B; b++)
-        sum += (float)dout[b * n + i];
-    dwpe[i] += sum;
-}
-
 // embed_backward: dwte (V,C) +=, dwpe (T,C), NULL for none, += from dout (B,T,C). partial
 // (token_scratch): scratch.
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
@@ -1500,28 +1412,7 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
 {
     token_sums(dwte, partial, dout, tokens, B * T, V, C, stream);
     if (dwpe)
-        LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-               stream, dwpe, dout, B, T * C);
-}
-
-// A part of a row of logits: the largest, of equals the lowest index, sum of exp(logit - top).
-typedef struct {
-    float top, sum;
-    int best;
-} Peak;
-
-// peak_of_warp: of the parts that the lanes have, to all of them.
-static __device__ inline Peak peak_of_warp(Peak a)
-{
-    for (int i = WARP / 2; i > 0; i /= 2) {
-        const Peak b = {__shfl_xor_sync(~0u, a.top, i), __shfl_xor_sync(~0u, a.sum, i),
-                        __shfl_xor_sync(~0u, a.best, i)};
-        const Peak high = b.top > a.top || (b.top == a.top && b.best < a.best) ? b : a;
-        a.sum = a.sum > 0 ? a.sum * exp2_fast(LOG2E * (a.top - high.top)) : a.sum;
-        a.sum += b.sum > 0 ? b.sum * exp2_fast(LOG2E * (b.top - high.top)) : b.sum;
-        a = {high.top, a.sum, high.best};
-    }
-    return a;
+        batch_sums(dwpe, dout, B, T * C, stream);
 }
 
 // crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row
@@ -1668,7 +1559,6 @@ typedef struct {
     Batch batch;    // the one that model_forward sees next, or has seen
     double loss;    // nats, mean over the supervised positions of the batch
     double targets; // of the update's batches so far
-    float *decoded; // logits (decode_B,V) on the host
 } Model;
 
 // model_name: the word for this configuration in RESULT lines and run directories.
@@ -1890,12 +1780,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
     }
     normalize_forward(d.dr, d.partial, decoder->x, D, C, stream);
     matmul_residual(decoder->logits, NULL, d.dr, w.head_w, NULL, D, C, Vp, stream);
-    if (!m->decoded)
-        m->decoded = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
-    CUDA_CHECK(cudaMemcpy2DAsync(m->decoded, V * sizeof(float), decoder->logits, Vp * sizeof(float),
-                                 V * sizeof(float), D, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    return m->decoded;
+    return device_logits(&m->device, decoder->logits, D, V, Vp, m->decode_B);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1981,10 +1866,9 @@ static void run_batch(Model *m, uint64_t stream, long number, int backward)
     load_batch(m, slot, stream, number);
     slot_up(slot, &m->device);
     model_zero_grad(m);
+    model_forward(m);
     if (backward)
-        batch_kernels(m);
-    else
-        model_forward(m);
+        model_backward(m);
     slot_down(slot, &m->device);
     CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
     m->loss = slot->result->loss;
@@ -1999,6 +1883,7 @@ static void stop_if_bad(Model *m, const char *what, double value, long step, uin
     Arena acts;
     if (is_finite_bits(value))
         return;
+    CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
     for (int i = 0; i < n; i++) {
         run_batch(m, stream, number + i, stream == STREAM_TRAIN);
         if (!is_finite_bits(m->loss))
@@ -2086,11 +1971,8 @@ static void train_step_end(Model *m, LogRow *row)
     const StepResult r = *slot->result;
     d->ended = step + 1;
     d->ended_at = now;
-    if (!is_finite_bits(r.loss) || !is_finite_bits(r.norm)) {
-        CUDA_CHECK(cudaStreamSynchronize(d->stream));
-        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
-        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
-    }
+    stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
+    stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
     const size_t B = slot->batch.B, T = slot->batch.T;
     const double acc = (slot->acc + task_score(m->task, &slot->batch, B)) / n;
     *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * B * T);
@@ -2110,12 +1992,13 @@ static LogRow evaluate(Model *m, long step)
 }
 
 // decode: said (D,n) = the token chosen at each position when the model reads the first `given`
-// tokens of inputs (D,n) and then what it said.
-static void decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
-                   Sampler sampler)
+// tokens of inputs (D,n) and then what it said. Returns n, or how far it came when interrupted.
+static size_t decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
+                     Sampler sampler)
 {
     int *tokens = (int *)alloc_zero(D, sizeof(int), "tokens");
-    for (size_t t = 0; t < n; t++) {
+    size_t t = 0;
+    for (; t < n && !*training_interrupted(); t++) {
         for (size_t i = 0; i < D; i++)
             tokens[i] = t < given ? inputs[i * n + t] : said[i * n + t - 1];
         const float *logits = model_decode(m, tokens, t, D), *x = logits;
@@ -2123,14 +2006,15 @@ static void decode(Model *m, int *said, const int *inputs, size_t given, size_t 
             said[i * n + t] = sampler_choose(&sampler, x, sizeof(float), m->V, i, t);
     }
     free(tokens);
+    return t;
 }
 
-// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it said.
+// greedy: accuracy on decode_B sequences when the model reads what it said; -1 if interrupted.
 static double greedy(Model *m)
 {
     size_t prompt = m->task->shape(&m->config.task_options).prompt;
     decode(m, m->batch.predictions, m->batch.inputs, prompt, m->T, m->decode_B, {});
-    return task_score(m->task, &m->batch, m->decode_B);
+    return *training_interrupted() ? -1 : task_score(m->task, &m->batch, m->decode_B);
 }
 
 // dump: write training batch 0 with its activations and gradients to the file of --dump.
@@ -2170,7 +2054,6 @@ static void train(Model *m, const Options *options)
     m->device.started = m->device.ended = step;
     model_upload(m);
     model_zero_grad(m);
-    training_catch_interrupt();
     for (;; step++) {
         const int eval = t->eval_every && step && step % t->eval_every == 0;
         const int save = t->save_every && step % t->save_every == 0;
@@ -2198,13 +2081,12 @@ static void train(Model *m, const Options *options)
     }
     const TaskOptions *o = &m->config.task_options;
     TaskShape shape = m->task->shape(o);
-    double acc = m->decode_B && shape.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
+    double acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
     if (acc >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
-    if (o->sample && !*training_interrupted()) {
-        decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
-        task_show_sample(m->task, o);
-    }
+    if (o->sample && !*training_interrupted())
+        task_show_sample(m->task, o, decode(m, o->said, o->read, o->prompt_n, o->read_n, 1,
+                                            task_sampler(o, t->seed)));
     if (log.steps >= MFU_STEPS)
         gemm_print_mfu(model_flops(m), log_ms_per_step(&log), FLOATX_TYPE, m->device.stream);
     training_result(&log, task, model, shape.size_name, shape.size, &val, acc,

@@ -1107,20 +1107,6 @@ static void embed_forward(float *out, const int *tokens, const float *wte, const
     LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
 }
 
-// embed_position_kernel: a thread owns one element of dwpe (T,C) and adds over the batch.
-static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, size_t B,
-                                             size_t n)
-{
-    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    float sum = 0;
-    if (i >= n)
-        return;
-#pragma unroll 8
-    for (size_t b = 0; b < B; b++)
-        sum += (float)dout[b * n + i];
-    dwpe[i] += sum;
-}
-
 // embed_backward: dwte (V,C) +=, dwpe (T,C), NULL for none, += from dout (B,T,C). partial
 // (token_scratch): scratch.
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
@@ -1129,28 +1115,7 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
 {
     token_sums(dwte, partial, dout, tokens, B * T, V, C, stream);
     if (dwpe)
-        LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-               stream, dwpe, dout, B, T * C);
-}
-
-// A part of a row of logits: the largest, of equals the lowest index, sum of exp(logit - top).
-typedef struct {
-    float top, sum;
-    int best;
-} Peak;
-
-// peak_of_warp: of the parts that the lanes have, to all of them.
-static __device__ inline Peak peak_of_warp(Peak a)
-{
-    for (int i = WARP / 2; i > 0; i /= 2) {
-        const Peak b = {__shfl_xor_sync(~0u, a.top, i), __shfl_xor_sync(~0u, a.sum, i),
-                        __shfl_xor_sync(~0u, a.best, i)};
-        const Peak high = b.top > a.top || (b.top == a.top && b.best < a.best) ? b : a;
-        a.sum = a.sum > 0 ? a.sum * exp2_fast(LOG2E * (a.top - high.top)) : a.sum;
-        a.sum += b.sum > 0 ? b.sum * exp2_fast(LOG2E * (b.top - high.top)) : b.sum;
-        a = {high.top, a.sum, high.best};
-    }
-    return a;
+        batch_sums(dwpe, dout, B, T * C, stream);
 }
 
 // crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row
@@ -1528,7 +1493,6 @@ typedef struct {
     Batch batch;    // the one that model_forward sees next, or has seen
     double loss;    // nats, mean over the supervised positions of the batch
     double targets; // of the update's batches so far
-    float *decoded; // logits (decode_B,V) on the host
 } Model;
 
 #define MODELS "gpt2|transformer|linear-transformer"
@@ -1822,12 +1786,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
     }
     norm_forward(d.dr, mean, rstd, memory.x, all.lnf_w, all.lnf_b, D, C, stream);
     matmul_residual(memory.logits, NULL, d.dr, m->copies.head_w, NULL, D, C, Vp, stream);
-    if (!m->decoded)
-        m->decoded = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
-    CUDA_CHECK(cudaMemcpy2DAsync(m->decoded, V * sizeof(float), memory.logits, Vp * sizeof(float),
-                                 V * sizeof(float), D, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    return m->decoded;
+    return device_logits(&m->device, memory.logits, D, V, Vp, m->decode_B);
 }
 
 // Where a published GPT-2 keeps each parameter; its linear layers are transposed, masks ignored.
@@ -1926,10 +1885,9 @@ static void run_batch(Model *m, uint64_t stream, long number, int backward)
     load_batch(m, slot, stream, number);
     slot_up(slot, &m->device);
     model_zero_grad(m);
+    model_forward(m);
     if (backward)
-        batch_kernels(m);
-    else
-        model_forward(m);
+        model_backward(m);
     slot_down(slot, &m->device);
     CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
     m->loss = slot->result->loss;
@@ -1944,6 +1902,7 @@ static void stop_if_bad(Model *m, const char *what, double value, long step, uin
     Arena acts;
     if (is_finite_bits(value))
         return;
+    CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
     for (int i = 0; i < n; i++) {
         run_batch(m, stream, number + i, stream == STREAM_TRAIN);
         if (!is_finite_bits(m->loss))
@@ -2031,11 +1990,8 @@ static void train_step_end(Model *m, LogRow *row)
     const StepResult r = *slot->result;
     d->ended = step + 1;
     d->ended_at = now;
-    if (!is_finite_bits(r.loss) || !is_finite_bits(r.norm)) {
-        CUDA_CHECK(cudaStreamSynchronize(d->stream));
-        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
-        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
-    }
+    stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
+    stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
     const size_t B = slot->batch.B, T = slot->batch.T;
     const double acc = (slot->acc + task_score(m->task, &slot->batch, B)) / n;
     *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * B * T);
@@ -2055,12 +2011,13 @@ static LogRow evaluate(Model *m, long step)
 }
 
 // decode: said (D,n) = the token chosen at each position when the model reads the first `given`
-// tokens of inputs (D,n) and then what it said.
-static void decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
-                   Sampler sampler)
+// tokens of inputs (D,n) and then what it said. Returns n, or how far it came when interrupted.
+static size_t decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
+                     Sampler sampler)
 {
     int *tokens = (int *)alloc_zero(D, sizeof(int), "tokens");
-    for (size_t t = 0; t < n; t++) {
+    size_t t = 0;
+    for (; t < n && !*training_interrupted(); t++) {
         for (size_t i = 0; i < D; i++)
             tokens[i] = t < given ? inputs[i * n + t] : said[i * n + t - 1];
         const float *logits = model_decode(m, tokens, t, D), *x = logits;
@@ -2068,14 +2025,15 @@ static void decode(Model *m, int *said, const int *inputs, size_t given, size_t 
             said[i * n + t] = sampler_choose(&sampler, x, sizeof(float), m->V, i, t);
     }
     free(tokens);
+    return t;
 }
 
-// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it said.
+// greedy: accuracy on decode_B sequences when the model reads what it said; -1 if interrupted.
 static double greedy(Model *m)
 {
     size_t prompt = m->task->shape(&m->config.task_options).prompt;
     decode(m, m->batch.predictions, m->batch.inputs, prompt, m->T, m->decode_B, {});
-    return task_score(m->task, &m->batch, m->decode_B);
+    return *training_interrupted() ? -1 : task_score(m->task, &m->batch, m->decode_B);
 }
 
 // dump: write training batch 0 with its activations and gradients to the file of --dump.
@@ -2115,7 +2073,6 @@ static void train(Model *m, const Options *options)
     m->device.started = m->device.ended = step;
     model_upload(m);
     model_zero_grad(m);
-    training_catch_interrupt();
     for (;; step++) {
         const int eval = t->eval_every && step && step % t->eval_every == 0;
         const int save = t->save_every && step % t->save_every == 0;
@@ -2143,13 +2100,12 @@ static void train(Model *m, const Options *options)
     }
     const TaskOptions *o = &m->config.task_options;
     TaskShape shape = m->task->shape(o);
-    double acc = m->decode_B && shape.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
+    double acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
     if (acc >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
-    if (o->sample && !*training_interrupted()) {
-        decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
-        task_show_sample(m->task, o);
-    }
+    if (o->sample && !*training_interrupted())
+        task_show_sample(m->task, o, decode(m, o->said, o->read, o->prompt_n, o->read_n, 1,
+                                            task_sampler(o, t->seed)));
     if (log.steps >= MFU_STEPS)
         gemm_print_mfu(model_flops(m), log_ms_per_step(&log), FLOATX_TYPE, m->device.stream);
     training_result(&log, task, model, shape.size_name, shape.size, &val, acc,
@@ -2173,8 +2129,8 @@ static const Preset PRESETS[] = {
     {"copy-s64", PAPER " --string-size 64", "the paper's Transformer, Fig. 4"},
     {"copy-s128", PAPER " --string-size 128", "the paper's Transformer, Fig. 3 and 4"},
     {"copy-s256", PAPER " --string-size 256", "the paper's Transformer, Fig. 4"},
-    {"shakespeare", TEXT "--lr 1e-3 --lr-min 1e-4 --warmup 100 --beta2 0.99 --steps 2500",
-     "characters of --text FILE, a GPU's work"},
+    {"shakespeare", TEXT "--lr 1e-3 --lr-min 1e-4 --warmup 100 --beta2 0.99 --steps 400 "
+     "--eval-every 25", "characters of --text FILE, a GPU's work; 2500 steps memorise 1 MB"},
     {"gpt2", WEB "--layers 12 --heads 12 --channels 768", "124M, updates of half a million tokens"},
     {"gpt2-medium", WEB "--layers 24 --heads 16 --channels 1024", "355M"},
     {"gpt2-large", WEB "--layers 36 --heads 20 --channels 1280", "774M"},

@@ -324,12 +324,14 @@ static inline Sampler task_sampler(const TaskOptions *o, uint64_t seed)
     return sampler;
 }
 
-// task_show_sample: print --prompt and, right after it, the --sample tokens said.
-static inline void task_show_sample(const Task *task, const TaskOptions *o)
+// task_show_sample: print --prompt and, right after it, the tokens said when the model had read
+// `read`: --sample of them, or fewer.
+static inline void task_show_sample(const Task *task, const TaskOptions *o, size_t read)
 {
-    printf("sample of %d tokens, temperature %g:\n", o->sample, o->temperature);
+    const size_t said = read < o->prompt_n ? 0 : read - o->prompt_n + 1;
+    printf("sample of %zu tokens, temperature %g:\n", said, o->temperature);
     task_print(task, o, "", o->read, o->prompt ? o->prompt_n : 0);
-    task_print(task, o, "", o->said + o->prompt_n - 1, (size_t)o->sample);
+    task_print(task, o, "", o->said + o->prompt_n - 1, said);
     printf("\n");
 }
 

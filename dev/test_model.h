@@ -256,6 +256,28 @@ static inline void test_decode(void)
         }
 }
 
+// test_decode_stops: once a run is interrupted nothing more is decoded, and the task has no score.
+static inline void test_decode_stops(void)
+{
+    Config c;
+    for (int i = 0; i < VARIANTS; i++, give_all_back()) {
+        if (!variant_config(i, 2, 12, &c))
+            continue;
+        Model *m = model_random(c);
+        int *said = take(m->T * sizeof *said);
+        for (int stop = 0; stop < 2 && m->decode_B; stop++) {
+            *training_interrupted() = stop ? SIGINT : 0;
+            const size_t n = decode(m, said, m->batch.inputs, 1, m->T, 1, (Sampler){0});
+            const double score = greedy(m);
+            *training_interrupted() = 0;
+            CHECK(n == (stop ? 0 : m->T) && (score < 0) == stop,
+                  "%s, interrupted %d: decoded %zu positions, score %g", config_text(&c), stop, n,
+                  score);
+        }
+        model_drop(m);
+    }
+}
+
 // decode_past: decode position T, one too many.
 static inline void decode_past(void *context)
 {
@@ -780,6 +802,7 @@ static inline int tests_run(const TestRow *tests, size_t n, int argc, char **arg
 #define MODEL_TESTS \
     {"model derivatives", test_model_derivatives, 0}, \
     {"decode", test_decode, 0}, \
+    {"decode stops", test_decode_stops, 0}, \
     {"refused", test_refused, 0}, \
     {"independence", test_independence, 0}, \
     {"poison", test_poison, 0}, \

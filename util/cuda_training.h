@@ -84,6 +84,7 @@ typedef struct {
     Slot slots[SLOTS];
     long started, ended; // training steps given to the device, and taken back
     double ended_at;     // seconds
+    float *logits;       // on the host: see device_logits
 } Device;
 
 // device_input_bytes: what goes to the device with a batch of n tokens.
@@ -185,6 +186,19 @@ static inline void device_weights_down(Weights *host, const Device *d)
     mirror_down(&host->grads, &d->weights.grads);
     mirror_down(&host->m, &d->weights.m);
     mirror_down(&host->v, &d->weights.v);
+}
+
+// device_logits: a copy on the host of the device's logits (D,V), rows `pitch` apart there, D <=
+// most; waits for the stream. The next call overwrites it.
+static inline const float *device_logits(Device *d, const float *logits, size_t D, size_t V,
+                                         size_t pitch, size_t most)
+{
+    if (!d->logits)
+        d->logits = (float *)alloc_zero(most * V, sizeof(float), "logits");
+    CUDA_CHECK(cudaMemcpy2DAsync(d->logits, V * sizeof(float), logits, pitch * sizeof(float),
+                                 V * sizeof(float), D, cudaMemcpyDeviceToHost, d->stream));
+    CUDA_CHECK(cudaStreamSynchronize(d->stream));
+    return d->logits;
 }
 
 // slot_up: the slot's batch to the device.

@@ -113,6 +113,26 @@ static inline void bias_slices(float *partial, const floatX *x, size_t N, size_t
                pitch);
 }
 
+// batch_sums_kernel: see batch_sums; a thread owns an element.
+static __global__ void batch_sums_kernel(float *out, const floatX *x, size_t B, size_t n)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    float sum = 0;
+    if (i >= n)
+        return;
+#pragma unroll 8
+    for (size_t b = 0; b < B; b++)
+        sum += (float)x[b * n + i];
+    out[i] += sum;
+}
+
+// batch_sums: out (n) += the sum over the batch of x (B,n).
+static inline void batch_sums(float *out, const floatX *x, size_t B, size_t n, cudaStream_t stream)
+{
+    LAUNCH(batch_sums_kernel, (n + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
+           out, x, B, n);
+}
+
 // ---- rows by token
 
 // Up to TOKENS_SHARED tokens have their sums in shared memory, in at most TOKEN_SLICES slices.

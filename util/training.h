@@ -356,15 +356,40 @@ static inline void training_clean(const char *dir)
         closedir(d);
 }
 
+// training_interrupted: 0, or the number of the signal that asked the run to end: Ctrl-C, SIGTERM.
+static inline volatile sig_atomic_t *training_interrupted(void)
+{
+    static volatile sig_atomic_t number;
+    return &number;
+}
+
+// training_on_interrupt: the handler; a second signal ends the program at once.
+static inline void training_on_interrupt(int number)
+{
+    *training_interrupted() = number;
+    signal(number, SIG_DFL);
+}
+
+// training_catch_interrupt: from now on Ctrl-C and SIGTERM, unless they are ignored, end the run
+// after its present step.
+static inline void training_catch_interrupt(void)
+{
+    const int numbers[] = {SIGINT, SIGTERM};
+    for (int i = 0; i < 2; i++)
+        if (signal(numbers[i], training_on_interrupt) == SIG_IGN)
+            signal(numbers[i], SIG_IGN);
+}
+
 // training_start: open the run: its directory, log.csv and, with --resume, its checkpoint, whose
 // path is put in `path` (LOG_PATH); with --force the old checkpoint goes. Without steps there is no
-// run. Returns the step to start from.
+// run. Ctrl-C is caught from here on. Returns the step to start from.
 static inline long training_start(Log *log, char *path, const Training *t, Weights *w,
                                   const Options *options, const char *architecture,
                                   const char *task, const char *model, const char *device)
 {
     long step = 0;
     struct stat st;
+    training_catch_interrupt();
     *log = log_none();
     if (t->steps == 0)
         return 0;
@@ -407,30 +432,6 @@ static inline void training_stop_if_bad(const char *what, double value, long ste
         "hint: a smaller --lr, a longer --warmup or a smaller --grad-clip; a checkpoint, if any, "
         "is of an earlier step",
         step, what, value, name ? arenas[i - 1]->what : "none", name ? name : "", index);
-}
-
-// training_interrupted: 0, or the number of the signal that asked the run to end: Ctrl-C, SIGTERM.
-static inline volatile sig_atomic_t *training_interrupted(void)
-{
-    static volatile sig_atomic_t number;
-    return &number;
-}
-
-// training_on_interrupt: the handler; a second signal ends the program at once.
-static inline void training_on_interrupt(int number)
-{
-    *training_interrupted() = number;
-    signal(number, SIG_DFL);
-}
-
-// training_catch_interrupt: from now on Ctrl-C and SIGTERM, unless they are ignored, end the run
-// after its present step.
-static inline void training_catch_interrupt(void)
-{
-    const int numbers[] = {SIGINT, SIGTERM};
-    for (int i = 0; i < 2; i++)
-        if (signal(numbers[i], training_on_interrupt) == SIG_IGN)
-            signal(numbers[i], SIG_IGN);
 }
 
 // training_over: 1 if the run ends before training step `step`: the steps are done, it was

@@ -19,6 +19,14 @@ static __device__ inline float warp_sum(float x)
     return x;
 }
 
+// warp_max: maximum of x over the 32 lanes, to all of them.
+static __device__ inline float warp_max(float x)
+{
+    for (int i = WARP / 2; i > 0; i /= 2)
+        x = fmaxf(x, __shfl_xor_sync(~0u, x, i));
+    return x;
+}
+
 // block_sum: sum of x over the block's threads (a multiple of 32), to all of them, in a fixed
 // order.
 static __device__ double block_sum(double x)
@@ -36,6 +44,30 @@ static __device__ double block_sum(double x)
     return x;
 }
 
+// row_reduce: v[k] = sum (MAX: maximum) of v[k] over P threads side by side, K values at once,
+// in a fixed order. P > 32: the whole block, of at most 256 threads, calls it; red: 8 K floats of
+// shared memory.
+template <int P, int MAX, int K> static __device__ inline void row_reduce(float (&v)[K], float *red)
+{
+#pragma unroll
+    for (int lanes = (P < WARP ? P : WARP) / 2; lanes > 0; lanes /= 2)
+        for (int k = 0; k < K; k++) {
+            const float other = __shfl_xor_sync(~0u, v[k], lanes);
+            v[k] = MAX ? fmaxf(v[k], other) : v[k] + other;
+        }
+    if (P <= WARP)
+        return;
+    __syncthreads();
+    for (int k = 0; k < K && threadIdx.x % WARP == 0; k++)
+        red[8 * k + threadIdx.x / WARP] = v[k];
+    __syncthreads();
+    for (int k = 0; k < K; k++) {
+        v[k] = red[8 * k];
+        for (int i = 1; i < P / WARP; i++)
+            v[k] = MAX ? fmaxf(v[k], red[8 * k + i]) : v[k] + red[8 * k + i];
+    }
+}
+
 // exp2_fast: 2^x on the special-function unit: relative error 2^-22, below 2^-126 it is 0.
 static __device__ inline float exp2_fast(float x)
 {
@@ -44,11 +76,38 @@ static __device__ inline float exp2_fast(float x)
     return y;
 }
 
+// logsumexp_step: add 2^x to 2^*max * *sum. Equal values are not subtracted: inf - inf is NaN.
+static __device__ inline void logsumexp_step(float *max, float *sum, float x)
+{
+    const float above = x == *max ? 0 : x - *max, e = exp2_fast(-fabsf(above));
+    *sum = above > 0 ? *sum * e + 1 : *sum + e;
+    *max = fmaxf(*max, x);
+}
+
 #ifdef PRECISION_BF16
 // pack2: two floats as bf16 in one register, x in the low half.
 static __device__ inline uint32_t pack2(float x, float y)
 {
     const __nv_bfloat162 v = __floats2bfloat162_rn(x, y);
+    return *(const uint32_t *)&v;
+}
+
+// load2, store2: two neighbouring elements.
+static __device__ inline float2 load2(const floatX *p)
+{
+    return __bfloat1622float2(*(const __nv_bfloat162 *)p);
+}
+
+// store2: see load2.
+static __device__ inline void store2(floatX *p, float x, float y)
+{
+    *(__nv_bfloat162 *)p = __floats2bfloat162_rn(x, y);
+}
+
+// mul2: product of two packed pairs.
+static __device__ inline uint32_t mul2(uint32_t x, uint32_t y)
+{
+    const __nv_bfloat162 v = __hmul2(*(__nv_bfloat162 *)&x, *(__nv_bfloat162 *)&y);
     return *(const uint32_t *)&v;
 }
 
@@ -60,6 +119,22 @@ static __device__ inline void mma(float c[4], uint4 a, uint32_t b0, uint32_t b1)
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
+
+// mma_dots: c = products of rows x (c[0], c[1]) and y (c[2], c[3]) of one matrix with rows z of
+// another, H channels; each pointer is the lane's row plus 8t. A sum may run over channels in any
+// order, so both operands take them 16 bytes a lane.
+static __device__ inline void mma_dots(float c[4], const floatX *x, const floatX *y,
+                                       const floatX *z, int H)
+{
+    c[0] = c[1] = c[2] = c[3] = 0;
+#pragma unroll 1
+    for (int h = 0; h < H; h += 32) {
+        const uint4 p = *(const uint4 *)(x + h), q = *(const uint4 *)(y + h);
+        const uint4 s = *(const uint4 *)(z + h);
+        mma(c, {p.x, q.x, p.y, q.y}, s.x, s.y);
+        mma(c, {p.z, q.z, p.w, q.w}, s.z, s.w);
+    }
 }
 
 // ldmatrix: the four 8x8 quarters of a 16x16 tile of bf16 in shared memory, each lane with the
@@ -171,6 +246,26 @@ static __device__ inline Moments row_moments(const X *x, int size, float eps)
     for (int i = lane; i < n; i += WARP)
         squares += ((float)x[i] - mean) * ((float)x[i] - mean);
     return {mean, rsqrtf(warp_sum(squares) / (float)n + eps)};
+}
+
+// A part of a row of logits: the largest, of equals the lowest index, sum of exp(logit - top).
+typedef struct {
+    float top, sum;
+    int best;
+} Peak;
+
+// peak_of_warp: of the parts that the lanes have, to all of them.
+static __device__ inline Peak peak_of_warp(Peak a)
+{
+    for (int i = WARP / 2; i > 0; i /= 2) {
+        const Peak b = {__shfl_xor_sync(~0u, a.top, i), __shfl_xor_sync(~0u, a.sum, i),
+                        __shfl_xor_sync(~0u, a.best, i)};
+        const Peak high = b.top > a.top || (b.top == a.top && b.best < a.best) ? b : a;
+        a.sum = a.sum > 0 ? a.sum * exp2_fast(LOG2E * (a.top - high.top)) : a.sum;
+        a.sum += b.sum > 0 ? b.sum * exp2_fast(LOG2E * (b.top - high.top)) : b.sum;
+        a = {high.top, a.sum, high.best};
+    }
+    return a;
 }
 
 #endif

@@ -6,8 +6,9 @@
 //   q, k, v, g = W_qkvg u;  alpha, beta = W_gate u + bias;  r = sigmoid(alpha), theta = beta
 //
 // The recurrence is one kernel forward and one back: each reads q, k, v, g and the logits alpha,
-// beta of a position once, makes the transition in registers, and writes once what follows: 18 bytes
-// an element forward and 30 back (BF16), 28 and 52 (FP32). Time is cut into tiles, a block each:
+// beta of a position once, makes the transition in registers, and writes once what follows: 18
+// bytes an element forward and 30 back (BF16), 28 and 52 (FP32). Time is cut into tiles, a block
+// each:
 //
 //   warps    of a block have consecutive steps of its tile, a lane one or two channels. Each makes
 //            the product A of its transitions and the state X that its steps leave from 0:
@@ -23,17 +24,18 @@
 // correct, and many times as slow.
 //
 // nvcc -DPRECISION_BF16 (train_gateloop_gpu): weights and activations in bf16, through the typedef
-// floatX; fp32: master weights, the residual stream, the logits of the transitions, because r near 1
-// and a phase that adds up need their digits, states and all sums. The gradients of the stream and
-// of the logits are in bf16; --wiring paper, where norms make the stream, rounds it. Without it
+// floatX; fp32: master weights, the residual stream, the logits of the transitions, because r near
+// 1 and a phase that adds up need their digits, states and all sums. The gradients of the stream
+// and of the logits are in bf16; --wiring paper, where norms make the stream, rounds it. Without it
 // (train_gateloop_gpu_fp32) all is fp32, no TF32.
 //
 // A step is one CUDA graph without a host in it: the host makes the next batch meanwhile, and reads
 // loss, norm and predictions of the step before. Only --accumulate N waits between its batches.
 // Residuals are added in the epilogue of a matrix product; back, W_qkvg and W_gate are one matrix.
 //
-// Sections: [mix] the recurrence; [norm] LayerNorm, GELU; [block] the rest of a block; [layers]
-// matrix product, embedding, cross-entropy; [model]; [train]; [main]. [optimizer] AdamW is in util/.
+// Sections: [mix] the recurrence; [layers] matrix product, embedding, cross-entropy; [norm]
+// LayerNorm, GELU; [block] the rest of a block; [model]; [train]; [main]. [optimizer] AdamW and the
+// sums over rows are in util/.
 //
 //   ./train_gateloop_gpu --preset horizon, recall, shakespeare, wikitext103; see train_gateloop.c
 // Differences from the paper: those of train_gateloop.c.
@@ -469,7 +471,8 @@ gateloop_backward_kernel(floatX *dp, Complex *dinitial, Word *chain,
             const Complex x = ah[i][j];
             const float h = x.re + k_i * v_i;
             G[j].re += q_i * dy[i][j];
-            const float r = G[j].re * x.re + G[j].im * x.im, angle = G[j].im * x.re - G[j].re * x.im;
+            const float r = G[j].re * x.re + G[j].im * x.im;
+            const float angle = G[j].im * x.re - G[j].re * x.im;
             dq.v[j] = (floatX)(dy[i][j] * h);
             dk.v[j] = (floatX)(v_i * G[j].re);
             dv.v[j] = (floatX)(k_i * G[j].re);
@@ -686,9 +689,9 @@ static size_t mix_words(size_t B, size_t N, size_t C)
 
 // gateloop_forward: z (B,T,C) = SiLU(g_t) y_t or, with y (B,T,C) not NULL, y = alone, y_t = q_t
 // Re(h_t), h_t = a_t h_{t-1} + k_t v_t, of qkvg (B,T,4C): q at 0, k at C, v at 2C, g at 3C, and
-// the logits (B,T,parts C) of a, where it is fixed (parts C); by heads of HS. Before the first token
-// the memory is initial (B,C,2,HS), NULL: 0; final (B,C,2,HS) = the last, may alias initial; states
-// (mix_states) = what gateloop_backward needs, NULL: not asked for. chain: see mix_words.
+// the logits (B,T,parts C) of a, where it is fixed (parts C); by heads of HS. Before the first
+// token the memory is initial (B,C,2,HS), NULL: 0; final (B,C,2,HS) = the last, may alias initial;
+// states (mix_states) = what gateloop_backward needs, NULL: not asked for. chain: see mix_words.
 static void gateloop_forward(floatX *z, float *y, float *states, float *final, Word *chain,
                              const floatX *qkvg, const float *logits, const float *initial,
                              size_t B, size_t T, size_t C, size_t HS, int kind,
@@ -880,20 +883,6 @@ static void embed_forward(float *out, const int *tokens, const float *wte, const
     LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
 }
 
-// embed_position_kernel: a thread owns one element of dwpe (T,C) and adds over the batch.
-static __global__ void embed_position_kernel(float *dwpe, const floatX *dout, size_t B,
-                                             size_t n)
-{
-    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    float sum = 0;
-    if (i >= n)
-        return;
-#pragma unroll 8
-    for (size_t b = 0; b < B; b++)
-        sum += (float)dout[b * n + i];
-    dwpe[i] += sum;
-}
-
 // embed_backward: dwte (V,C) +=, dwpe (T,C), NULL for none, += from dout (B,T,C). partial
 // (token_scratch): scratch.
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
@@ -902,28 +891,7 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
 {
     token_sums(dwte, partial, dout, tokens, B * T, V, C, stream);
     if (dwpe)
-        LAUNCH(embed_position_kernel, (T * C + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-               stream, dwpe, dout, B, T * C);
-}
-
-// A part of a row of logits: the largest, of equals the lowest index, sum of exp(logit - top).
-typedef struct {
-    float top, sum;
-    int best;
-} Peak;
-
-// peak_of_warp: of the parts that the lanes have, to all of them.
-static __device__ inline Peak peak_of_warp(Peak a)
-{
-    for (int i = WARP / 2; i > 0; i /= 2) {
-        const Peak b = {__shfl_xor_sync(~0u, a.top, i), __shfl_xor_sync(~0u, a.sum, i),
-                        __shfl_xor_sync(~0u, a.best, i)};
-        const Peak high = b.top > a.top || (b.top == a.top && b.best < a.best) ? b : a;
-        a.sum = a.sum > 0 ? a.sum * exp2_fast(LOG2E * (a.top - high.top)) : a.sum;
-        a.sum += b.sum > 0 ? b.sum * exp2_fast(LOG2E * (b.top - high.top)) : b.sum;
-        a = {high.top, a.sum, high.best};
-    }
-    return a;
+        batch_sums(dwpe, dout, B, T * C, stream);
 }
 
 // crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row
@@ -1292,7 +1260,7 @@ static void output_backward(floatX *dz, floatX *dp, const floatX *y, const float
            stream, dz, dp, y, qkvg, N * C, C, pitch);
 }
 
-// narrow_kernel, widen_kernel: a thread an element.
+// narrow_kernel: a thread an element.
 static __global__ void narrow_kernel(floatX *out, const float *x, size_t n)
 {
     const size_t i = blockIdx.x * (size_t)EACH_THREADS + threadIdx.x;
@@ -1300,6 +1268,7 @@ static __global__ void narrow_kernel(floatX *out, const float *x, size_t n)
         out[i] = (floatX)x[i];
 }
 
+// widen_kernel: a thread an element.
 static __global__ void widen_kernel(float *out, const floatX *x, size_t n)
 {
     const size_t i = blockIdx.x * (size_t)EACH_THREADS + threadIdx.x;
@@ -1461,8 +1430,9 @@ static void model_plan(Model *m, const Config *config)
     const int fixed = config->transition == FIXED || config->transition == FIXED_REAL;
     const size_t P = m->P = 4 * C + (fixed ? 0 : gates), L_gates = P > 4 * C ? L : 0;
     const size_t G = (size_t)config->gn_groups, L_gn = G ? L : 0;
-    const size_t D = m->decode_B = B < 32 ? B : 32, D_gn = G ? D : 0, L_b = config->proj_bias ? L : 0;
-    const size_t paper = config->wiring == PAPER ? L : 0, B_pre = paper ? 0 : B;
+    const size_t D = m->decode_B = B < 32 ? B : 32, D_gn = G ? D : 0;
+    const size_t L_b = config->proj_bias ? L : 0, paper = config->wiring == PAPER ? L : 0;
+    const size_t B_pre = paper ? 0 : B;
     const DeviceTensor copies[] = {
         DEVICE("in_w", floatX, Copies, in_w, L, P, C),
         DEVICE("qkvg_b", floatX, Copies, qkvg_b, L_b, 4 * C),
@@ -1481,7 +1451,8 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("y", float, Acts, y, L_gn, B, T, C), DEVICE("yn", floatX, Acts, yn, L_gn, B, T, C),
         DEVICE("rstd_y", float, Acts, rstd_y, L_gn, B, T, G),
         DEVICE("z", floatX, Acts, z, L, B, T, C), DEVICE("r1", float, Acts, sum1, paper, B, T, C),
-        DEVICE("mid", float, Acts, mid, L, B, T, C), DEVICE("r2", float, Acts, sum2, paper, B, T, C),
+        DEVICE("mid", float, Acts, mid, L, B, T, C),
+        DEVICE("r2", float, Acts, sum2, paper, B, T, C),
         DEVICE(paper ? "mid in " PRECISION_NAME : "r2", floatX, Acts, r2, L, B, T, C),
         DEVICE("f", floatX, Acts, f, L, B, T, F), DEVICE("h", floatX, Acts, h, L, B, T, F),
         DEVICE("mean1", float, Acts, mean1, L, B, T), DEVICE("rstd1", float, Acts, rstd1, L, B, T),
@@ -1851,10 +1822,9 @@ static void run_batch(Model *m, uint64_t stream, long number, int backward)
     load_batch(m, slot, stream, number);
     slot_up(slot, &m->device);
     model_zero_grad(m);
+    model_forward(m);
     if (backward)
-        batch_kernels(m);
-    else
-        model_forward(m);
+        model_backward(m);
     slot_down(slot, &m->device);
     CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
     m->loss = slot->result->loss;
@@ -1869,6 +1839,7 @@ static void stop_if_bad(Model *m, const char *what, double value, long step, uin
     Arena acts;
     if (is_finite_bits(value))
         return;
+    CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
     for (int i = 0; i < n; i++) {
         run_batch(m, stream, number + i, stream == STREAM_TRAIN);
         if (!is_finite_bits(m->loss))
@@ -1956,11 +1927,8 @@ static void train_step_end(Model *m, LogRow *row)
     const StepResult r = *slot->result;
     d->ended = step + 1;
     d->ended_at = now;
-    if (!is_finite_bits(r.loss) || !is_finite_bits(r.norm)) {
-        CUDA_CHECK(cudaStreamSynchronize(d->stream));
-        stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
-        stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
-    }
+    stop_if_bad(m, "loss", r.loss, step, STREAM_TRAIN, step * n, n);
+    stop_if_bad(m, "gradient norm", r.norm, step, STREAM_TRAIN, step * n, n);
     const size_t B = slot->batch.B, T = slot->batch.T;
     const double acc = (slot->acc + task_score(m->task, &slot->batch, B)) / n;
     *row = log_train_row(step, r.loss, acc, slot->lr, r.norm, seconds, (size_t)n * B * T);
@@ -1980,12 +1948,13 @@ static LogRow evaluate(Model *m, long step)
 }
 
 // decode: said (D,n) = the token chosen at each position when the model reads the first `given`
-// tokens of inputs (D,n) and then what it said.
-static void decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
-                   Sampler sampler)
+// tokens of inputs (D,n) and then what it said. Returns n, or how far it came when interrupted.
+static size_t decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
+                     Sampler sampler)
 {
     int *tokens = (int *)alloc_zero(D, sizeof(int), "tokens");
-    for (size_t t = 0; t < n; t++) {
+    size_t t = 0;
+    for (; t < n && !*training_interrupted(); t++) {
         for (size_t i = 0; i < D; i++)
             tokens[i] = t < given ? inputs[i * n + t] : said[i * n + t - 1];
         const float *logits = model_decode(m, tokens, t, D), *x = logits;
@@ -1993,14 +1962,15 @@ static void decode(Model *m, int *said, const int *inputs, size_t given, size_t 
             said[i * n + t] = sampler_choose(&sampler, x, sizeof(float), m->V, i, t);
     }
     free(tokens);
+    return t;
 }
 
-// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it said.
+// greedy: accuracy on decode_B sequences when the model reads what it said; -1 if interrupted.
 static double greedy(Model *m)
 {
     size_t prompt = m->task->shape(&m->config.task_options).prompt;
     decode(m, m->batch.predictions, m->batch.inputs, prompt, m->T, m->decode_B, {});
-    return task_score(m->task, &m->batch, m->decode_B);
+    return *training_interrupted() ? -1 : task_score(m->task, &m->batch, m->decode_B);
 }
 
 // dump: write training batch 0 with its activations and gradients to the file of --dump.
@@ -2040,7 +2010,6 @@ static void train(Model *m, const Options *options)
     m->device.started = m->device.ended = step;
     model_upload(m);
     model_zero_grad(m);
-    training_catch_interrupt();
     for (;; step++) {
         const int eval = t->eval_every && step && step % t->eval_every == 0;
         const int save = t->save_every && step % t->save_every == 0;
@@ -2068,13 +2037,12 @@ static void train(Model *m, const Options *options)
     }
     const TaskOptions *o = &m->config.task_options;
     TaskShape shape = m->task->shape(o);
-    double acc = m->decode_B && shape.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
+    double acc = m->decode_B && shape.prompt < m->T ? greedy(m) : -1;
     if (acc >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
-    if (o->sample && !*training_interrupted()) {
-        decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
-        task_show_sample(m->task, o);
-    }
+    if (o->sample && !*training_interrupted())
+        task_show_sample(m->task, o, decode(m, o->said, o->read, o->prompt_n, o->read_n, 1,
+                                            task_sampler(o, t->seed)));
     if (log.steps >= MFU_STEPS)
         gemm_print_mfu(model_flops(m), log_ms_per_step(&log), FLOATX_TYPE, m->device.stream);
     training_result(&log, task, model, shape.size_name, shape.size, &val, acc,

@@ -6,7 +6,7 @@
 //
 // Bytes of an element: 18 forward, 30 backward (BF16, logits of a in fp32); 28 and 52 (FP32).
 // GB/s (% of a copy) by shape (B,T,C), L2 flushed. NOT YET MEASURED.
-//    forward                                (8,1024,512)  (8,1024,2048) (16,2048,1024) (8,16384,512)
+//    forward                              (8,1024,512) (8,1024,2048) (16,2048,1024) (8,16384,512)
 //  1 a thread a channel, all of T
 //  2 reduce, carry, scan: three kernels, k, v and the logits read twice, chunks of CHUNK
 //  3 one pass, tiles handed on from block to block, one channel a lane
@@ -35,8 +35,9 @@ typedef enum { NORMAL, LONG, ZEROS, FAR, INPUTS } LoopInputs;
 static const char *const INPUT_NAMES[] = {"", " r near 1", " r 0", " far logits"};
 
 // A shape on the device. Inputs stand between rows of NaN. split: after a backward pass the logits'
-// gradients are taken out of dp, so that they are judged by themselves. states: kept by a forward pass for one
-// and for two channels a lane; sums, carries: of the three kernels; h: of the naive backward pass.
+// gradients are taken out of dp, so that they are judged by themselves. states: kept by a forward
+// pass for one and for two channels a lane; sums, carries: of the three kernels; h: of the naive
+// backward pass.
 typedef struct {
     size_t B, T, C;
     int transition, stateful, split; // stateful: initial and dfinal given

@@ -86,6 +86,12 @@ static __device__ inline Complex onto(Complex a, Complex h, Complex x)
     return {a.re * h.re - a.im * h.im + x.re, a.re * h.im + a.im * h.re + x.im};
 }
 
+// onto: the same with a real number x.
+static __device__ inline Complex onto(Complex a, Complex h, float x)
+{
+    return {a.re * h.re - a.im * h.im + x, a.re * h.im + a.im * h.re};
+}
+
 // conj: a with the angle the other way.
 static __device__ inline Complex conj(Complex a)
 {
@@ -98,33 +104,38 @@ struct Gate {
     float r_alpha, r_beta, angle_alpha, angle_beta;
 };
 
+// From [norm]:
+static __device__ inline float reciprocal(float x);
+
 // sigmoid: 1 / (1 + exp(-x)); *rest = 1 - that, exact where it is small. 0 and 1 far out.
 static __device__ inline float sigmoid(float x, float *rest)
 {
-    const float e = exp2_fast(-LOG2E * fabsf(x)), big = __fdividef(1, 1 + e), small = e * big;
-    *rest = x < 0 ? big : small;
-    return x < 0 ? small : big;
+    const float e = exp2_fast(-LOG2E * x), p = reciprocal(1 + e);
+    *rest = p == 0 ? 1 : e * p; // infinity times 0
+    return p;
 }
 
 // silu: g sigmoid(g); *slope = its derivative.
 static __device__ inline float silu(float g, float *slope)
 {
-    float rest;
-    const float p = sigmoid(g, &rest);
-    *slope = p * (1 + g * rest);
-    return g * p;
+    const float p = reciprocal(1 + exp2_fast(-LOG2E * g)), y = g * p;
+    *slope = p + y * (1 - p);
+    return y;
 }
 
-// turn: r exp(i angle), the angle first taken modulo 2 pi in two parts; beyond 1e6 it is any angle,
-// and still finite. In BF16 on the special-function unit, absolute error 2^-21.
+// turn: r exp(i angle), finite for any finite angle. In BF16 on the special-function unit, absolute
+// error 2^-21, from the angle in turns, rounded; else from the angle modulo 2 pi in two parts,
+// which beyond 1e6 is any angle.
 static __device__ inline Complex turn(float r, float angle)
 {
-    const float n = rintf(angle * 0.15915494f);
-    float x = fmaf(n, 1.7484556e-7f, fmaf(n, -6.2831855f, angle)), sine, cosine;
-    x = x > 4 ? 4 : x < -4 ? -4 : x; // NaN stays
+    const float turns = angle * 0.15915494f, n = rintf(turns);
+    float sine, cosine;
 #ifdef PRECISION_BF16
+    const float x = 6.2831855f * (turns - n);
     sine = __sinf(x), cosine = __cosf(x);
 #else
+    float x = fmaf(n, 1.7484556e-7f, fmaf(n, -6.2831855f, angle));
+    x = x > 4 ? 4 : x < -4 ? -4 : x; // NaN stays
     sincospif(x * 0.31830989f, &sine, &cosine);
 #endif
     return {r * cosine, r * sine};
@@ -160,10 +171,14 @@ template <int KIND> static __device__ inline Gate gate(float alpha, float beta)
     return {turn(r, beta), rest, 0, 0, 1};
 }
 
+// ABSENT: an alpha whose transition, with beta 0, is 1: where there is no token.
+#define ABSENT (KIND == STABLE_EXP ? -1e30f : 1e30f)
+
 // What the kernels are told. pitch: logits of a token, 0 where all tokens have the same; shifted:
-// alpha counts from fixed_logit; parts: kinds of logits.
+// alpha counts from fixed_logit; parts: kinds of logits; columns: blocks of a tile, B times groups.
 typedef struct {
     int T, C, HS, tiles, groups, pitch, parts, shifted;
+    unsigned columns;
     size_t B;
 } Mix;
 
@@ -217,6 +232,29 @@ static __device__ inline Complex word_take(Word *w)
     return v;
 }
 
+// Some elements as they were loaded: a word of two in bf16 is not taken apart before it is used.
+#ifdef PRECISION_BF16
+template <int VEC> struct Loaded {
+    typename std::conditional<VEC == 2, uint32_t, uint16_t>::type bits;
+};
+
+// element: number j of x.
+template <int VEC> static __device__ inline float element(Loaded<VEC> x, int j)
+{
+    return __uint_as_float(j ? (uint32_t)x.bits & 0xffff0000 : (uint32_t)x.bits << 16);
+}
+#else
+template <int VEC> struct alignas(sizeof(float) * VEC) Loaded {
+    float v[VEC];
+};
+
+// element: number j of x.
+template <int VEC> static __device__ inline float element(Loaded<VEC> x, int j)
+{
+    return x.v[j];
+}
+#endif
+
 // Where a thread is: of sequence b channels c .. c+VEC-1; its steps t .. t+n-1; `inside`: there are
 // such channels.
 typedef struct {
@@ -228,12 +266,13 @@ typedef struct {
 // span_of: of this thread, tiles in time's order or, BACK, the last first.
 template <int VEC, int STEPS, int BACK> static __device__ inline Span span_of(Mix s)
 {
-    const size_t columns = s.B * s.groups;
-    const int i = (int)(blockIdx.x / columns), tile = BACK ? s.tiles - 1 - i : i;
+    const unsigned i = blockIdx.x / s.columns, column = blockIdx.x % s.columns;
+    const unsigned b = column / (unsigned)s.groups, group = column % (unsigned)s.groups;
+    const int tile = BACK ? s.tiles - 1 - (int)i : (int)i;
     const int t = (tile * MIX_WARPS + (int)threadIdx.x / WARP) * STEPS;
-    const int c = ((int)(blockIdx.x % columns % s.groups) * WARP + (int)threadIdx.x % WARP) * VEC;
+    const int c = (int)(group * WARP + threadIdx.x % WARP) * VEC;
     const int n = c < s.C ? min(max(s.T - t, 0), STEPS) : 0;
-    return {blockIdx.x % columns / s.groups, tile, t, n, c, c < s.C};
+    return {b, tile, t, n, c, c < s.C};
 }
 
 // gateloop_forward_kernel: see gateloop_forward.
@@ -244,50 +283,49 @@ gateloop_forward_kernel(floatX *z, float *y, Complex *states, Complex *final, Wo
                         const Complex *initial, Mix s)
 {
     enum { STEPS = FORWARD / VEC, PARTS = GATE_PARTS[KIND] };
-    typedef Pack<floatX, VEC> Values;
+    typedef Loaded<VEC> Values;
     typedef Pack<float, VEC> Floats;
     __shared__ float4 sums[MIX_WARPS][VEC][WARP];
     __shared__ Complex entering[VEC][WARP];
     const Span p = span_of<VEC, STEPS, 0>(s);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, in_pitch = 4 * s.C;
     const size_t row = p.b * s.T + p.t;
     Values q[STEPS], k[STEPS], v[STEPS], g[STEPS];
-    Floats alpha[STEPS], beta[STEPS], shift;
-    qkvg += row * 4 * s.C + p.c;
+    Floats alpha[STEPS], beta[STEPS];
+    float shift[VEC];
+    qkvg += row * in_pitch + p.c;
     logits += row * s.pitch + p.c;
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
         q[i] = k[i] = v[i] = g[i] = {};
-        alpha[i] = beta[i] = {};
+        for (int j = 0; j < VEC; j++)
+            alpha[i].v[j] = ABSENT, beta[i].v[j] = 0;
         if (i >= p.n)
             continue;
-        const floatX *from = qkvg + (size_t)i * 4 * s.C;
-        const float *logit = logits + (size_t)i * s.pitch;
-        q[i] = *(const Values *)from;
-        k[i] = *(const Values *)(from + s.C);
-        v[i] = *(const Values *)(from + 2 * s.C);
-        g[i] = *(const Values *)(from + 3 * s.C);
+        q[i] = *(const Values *)(qkvg + i * in_pitch);
+        k[i] = *(const Values *)(qkvg + (i * in_pitch + s.C));
+        v[i] = *(const Values *)(qkvg + (i * in_pitch + 2 * s.C));
+        g[i] = *(const Values *)(qkvg + (i * in_pitch + 3 * s.C));
         if (PARTS > 0)
-            alpha[i] = *(const Floats *)logit;
+            alpha[i] = *(const Floats *)(logits + i * s.pitch);
         if (PARTS > 1)
-            beta[i] = *(const Floats *)(logit + s.C);
+            beta[i] = *(const Floats *)(logits + (i * s.pitch + s.C));
     }
     Complex a[STEPS][VEC], A[VEC], X[VEC], h[VEC];
     float x[STEPS][VEC];
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
-        shift.v[j] = PARTS ? fixed_logit(p.c + j, s) : 0;
+        shift[j] = PARTS ? fixed_logit(p.c + j, s) : 0;
         A[j] = {1, 0}, X[j] = {0, 0};
     }
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            const Complex a_i = gate<KIND>(alpha[i].v[j] + shift.v[j], beta[i].v[j]).a;
-            a[i][j] = {i < p.n ? a_i.re : 1, i < p.n ? a_i.im : 0};
-            x[i][j] = (float)k[i].v[j] * (float)v[i].v[j];
+            a[i][j] = gate<KIND>(alpha[i].v[j] + shift[j], beta[i].v[j]).a;
+            x[i][j] = element(k[i], j) * element(v[i], j);
             A[j] = times(a[i][j], A[j]);
-            X[j] = onto(a[i][j], X[j], {x[i][j], 0});
+            X[j] = onto(a[i][j], X[j], x[i][j]);
         }
 #pragma unroll
     for (int j = 0; j < VEC; j++)
@@ -324,22 +362,23 @@ gateloop_forward_kernel(floatX *z, float *y, Complex *states, Complex *final, Wo
         if (states && p.t % kept == 0 && p.n)
             states[(p.b * count + p.t / kept) * s.C + p.c + j] = h[j];
     }
-    const size_t to = row * s.C + p.c;
+    z += row * s.C + p.c;
+    y = y ? y + row * s.C + p.c : NULL;
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        Values out;
+        Pack<floatX, VEC> out;
         Floats out_y;
         float slope;
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            h[j] = onto(a[i][j], h[j], {x[i][j], 0});
-            out_y.v[j] = (float)q[i].v[j] * h[j].re;
-            out.v[j] = (floatX)(silu((float)g[i].v[j], &slope) * out_y.v[j]);
+            h[j] = onto(a[i][j], h[j], x[i][j]);
+            out_y.v[j] = element(q[i], j) * h[j].re;
+            out.v[j] = (floatX)(silu(element(g[i], j), &slope) * out_y.v[j]);
         }
         if (i < p.n && y)
-            *(Floats *)(y + to + (size_t)i * s.C) = out_y;
+            *(Floats *)(y + i * s.C) = out_y;
         else if (i < p.n)
-            *(Values *)(z + to + (size_t)i * s.C) = out;
+            *(Pack<floatX, VEC> *)(z + i * s.C) = out;
     }
 }
 
@@ -353,64 +392,64 @@ gateloop_backward_kernel(floatX *dp, Complex *dinitial, Word *chain,
                          const float *__restrict__ logits, Mix s, int gated)
 {
     enum { STEPS = BACKWARD / VEC, PARTS = GATE_PARTS[KIND] };
-    typedef Pack<floatX, VEC> Values;
+    typedef Loaded<VEC> Values;
     typedef Pack<float, VEC> Floats;
+    typedef Pack<floatX, VEC> Stored;
     __shared__ float4 sums[MIX_WARPS][VEC][WARP];
     __shared__ Complex back_sums[MIX_WARPS][VEC][WARP];
     __shared__ Complex entering[VEC][WARP];
     const Span p = span_of<VEC, STEPS, 1>(s);
-    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP;
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, in_pitch = 4 * s.C;
     const size_t row = p.b * s.T + p.t;
     Values q[STEPS], k[STEPS], v[STEPS], g[STEPS], d[STEPS];
-    Floats alpha[STEPS], beta[STEPS], shift;
-    qkvg += row * 4 * s.C + p.c;
+    Floats alpha[STEPS], beta[STEPS];
+    float shift[VEC];
+    qkvg += row * in_pitch + p.c;
     dout += row * s.C + p.c;
     logits += row * s.pitch + p.c;
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
         q[i] = k[i] = v[i] = g[i] = d[i] = {};
-        alpha[i] = beta[i] = {};
+        for (int j = 0; j < VEC; j++)
+            alpha[i].v[j] = ABSENT, beta[i].v[j] = 0;
         if (i >= p.n)
             continue;
-        const floatX *from = qkvg + (size_t)i * 4 * s.C;
-        const float *logit = logits + (size_t)i * s.pitch;
-        q[i] = *(const Values *)from;
-        k[i] = *(const Values *)(from + s.C);
-        v[i] = *(const Values *)(from + 2 * s.C);
-        g[i] = *(const Values *)(from + 3 * s.C);
-        d[i] = *(const Values *)(dout + (size_t)i * s.C);
+        q[i] = *(const Values *)(qkvg + i * in_pitch);
+        k[i] = *(const Values *)(qkvg + (i * in_pitch + s.C));
+        v[i] = *(const Values *)(qkvg + (i * in_pitch + 2 * s.C));
+        g[i] = *(const Values *)(qkvg + (i * in_pitch + 3 * s.C));
+        d[i] = *(const Values *)(dout + i * s.C);
         if (PARTS > 0)
-            alpha[i] = *(const Floats *)logit;
+            alpha[i] = *(const Floats *)(logits + i * s.pitch);
         if (PARTS > 1)
-            beta[i] = *(const Floats *)(logit + s.C);
+            beta[i] = *(const Floats *)(logits + (i * s.pitch + s.C));
     }
     Complex A[VEC], X[VEC], E[VEC], ah[STEPS][VEC];
     Gate z[STEPS][VEC];
     float dy[STEPS][VEC], dg[STEPS][VEC]; // dg: but for its factor y
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
-        shift.v[j] = PARTS ? fixed_logit(p.c + j, s) : 0;
+        shift[j] = PARTS ? fixed_logit(p.c + j, s) : 0;
         A[j] = {1, 0}, X[j] = {0, 0}, E[j] = {0, 0};
     }
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            const float d_i = (float)d[i].v[j], x = (float)k[i].v[j] * (float)v[i].v[j];
+            const float d_i = element(d[i], j);
             float slope;
-            z[i][j] = gate<KIND>(alpha[i].v[j] + shift.v[j], beta[i].v[j]);
-            if (i >= p.n)
-                z[i][j].a = {1, 0};
-            dy[i][j] = d_i * (gated ? silu((float)g[i].v[j], &slope) : 1);
-            dg[i][j] = gated ? d_i * slope : 0;
+            const float factor = silu(element(g[i], j), &slope);
+            z[i][j] = gate<KIND>(alpha[i].v[j] + shift[j], beta[i].v[j]);
+            dy[i][j] = gated ? d_i * factor : d_i;
+            dg[i][j] = d_i * slope;
             A[j] = times(z[i][j].a, A[j]);
-            X[j] = onto(z[i][j].a, X[j], {x, 0});
+            X[j] = onto(z[i][j].a, X[j], element(k[i], j) * element(v[i], j));
         }
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
 #pragma unroll
         for (int i = STEPS - 1; i >= 0; i--) {
-            E[j].re += (float)q[i].v[j] * dy[i][j];
+            E[j].re += element(q[i], j) * dy[i][j];
             E[j] = times(conj(z[i][j].a), E[j]);
         }
         sums[warp][j][lane] = {A[j].re, A[j].im, X[j].re, X[j].im};
@@ -452,7 +491,7 @@ gateloop_backward_kernel(floatX *dp, Complex *dinitial, Word *chain,
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
             ah[i][j] = times(z[i][j].a, h);
-            h = {ah[i][j].re + (float)k[i].v[j] * (float)v[i].v[j], ah[i][j].im};
+            h = {ah[i][j].re + element(k[i], j) * element(v[i], j), ah[i][j].im};
         }
     }
     __syncthreads();
@@ -464,10 +503,11 @@ gateloop_backward_kernel(floatX *dp, Complex *dinitial, Word *chain,
         G[j] = onto(P[j], entering[j][lane], Y[j]);
 #pragma unroll
     for (int i = STEPS - 1; i >= 0; i--) {
-        Values dq, dk, dv, dg_i, dalpha, dbeta;
+        Stored dq, dk, dv, dg_i, dalpha, dbeta;
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            const float q_i = (float)q[i].v[j], k_i = (float)k[i].v[j], v_i = (float)v[i].v[j];
+            const float q_i = element(q[i], j), k_i = element(k[i], j), v_i = element(v[i], j);
+            const Gate z_i = z[i][j];
             const Complex x = ah[i][j];
             const float h = x.re + k_i * v_i;
             G[j].re += q_i * dy[i][j];
@@ -477,22 +517,22 @@ gateloop_backward_kernel(floatX *dp, Complex *dinitial, Word *chain,
             dk.v[j] = (floatX)(v_i * G[j].re);
             dv.v[j] = (floatX)(k_i * G[j].re);
             dg_i.v[j] = (floatX)(dg[i][j] * q_i * h);
-            dalpha.v[j] = (floatX)(z[i][j].r_alpha * r + z[i][j].angle_alpha * angle);
-            dbeta.v[j] = (floatX)(z[i][j].r_beta * r + z[i][j].angle_beta * angle);
-            G[j] = times(conj(z[i][j].a), G[j]);
+            const float across = KIND == CART ? z_i.angle_alpha * angle : -0.0f; // else no term
+            dalpha.v[j] = (floatX)(z_i.r_alpha * r + across);
+            dbeta.v[j] = (floatX)(z_i.angle_beta * angle + (KIND == CART ? z_i.r_beta * r : -0.0f));
+            G[j] = times(conj(z_i.a), G[j]);
         }
         if (i >= p.n)
             continue;
-        floatX *to = dp + (size_t)i * pitch;
-        *(Values *)to = dq;
-        *(Values *)(to + s.C) = dk;
-        *(Values *)(to + 2 * s.C) = dv;
+        *(Stored *)(dp + i * pitch) = dq;
+        *(Stored *)(dp + (i * pitch + s.C)) = dk;
+        *(Stored *)(dp + (i * pitch + 2 * s.C)) = dv;
         if (gated)
-            *(Values *)(to + 3 * s.C) = dg_i;
+            *(Stored *)(dp + (i * pitch + 3 * s.C)) = dg_i;
         if (PARTS > 0)
-            *(Values *)(to + 4 * s.C) = dalpha;
+            *(Stored *)(dp + (i * pitch + 4 * s.C)) = dalpha;
         if (PARTS > 1)
-            *(Values *)(to + 5 * s.C) = dbeta;
+            *(Stored *)(dp + (i * pitch + 5 * s.C)) = dbeta;
     }
 }
 
@@ -662,10 +702,10 @@ static __global__ void heads_backward_kernel(floatX *dp, float *dinitial, float 
 static Mix mix_of(size_t B, size_t T, size_t C, size_t HS, int kind, size_t vec, size_t tile)
 {
     const int parts = GATE_PARTS[kind], fixed = kind == FIXED || kind == FIXED_REAL;
-    assert(T < INT_MAX / 2 && 6 * C < INT_MAX);
-    return {(int)T, (int)C, (int)HS, (int)((T + tile - 1) / tile),
-            (int)((C + WARP * vec - 1) / (WARP * vec)), fixed ? 0 : parts * (int)C, parts, fixed,
-            B};
+    const size_t groups = (C + WARP * vec - 1) / (WARP * vec);
+    assert(T < INT_MAX / 2 && 6 * FORWARD * C < INT_MAX && B * groups < INT_MAX);
+    return {(int)T, (int)C, (int)HS, (int)((T + tile - 1) / tile), (int)groups,
+            fixed ? 0 : parts * (int)C, parts, fixed, (unsigned)(B * groups), B};
 }
 
 // mix_wide: whether a lane takes two channels.

@@ -489,8 +489,8 @@ deltanet_noncausal() {
     PRECISIONS=bf16 FORM=chunk background noncausal agree "poisoned memory, chunk HS=32" --heads 2
 }
 
-# gateloop_checks: every transition, both wirings, heads that are matrices, lengths around strips and
-# tiles, one and two channels a lane. BF16: see dev/emulate/test.sh
+# gateloop_checks: every transition, both wirings, heads that are matrices, lengths around strips
+# and tiles, one and two channels a lane. BF16: see dev/emulate/test.sh
 gateloop_checks() {
     local t c o tool
     local -x BF16_FORWARD=1.5e-2 BF16_GRAD=4e-2
@@ -549,7 +549,8 @@ start=$(date +%s)
 tokens >"$work/tokens.bin"
 others >"$work/others.log" 2>&1 &
 others_pid=$!
-[[ $model == deltanet || $model == gateloop ]] || fails "--causal no" 2 "a bidirectional model" $bf16 --causal no
+[[ $model == deltanet || $model == gateloop ]] ||
+    fails "--causal no" 2 "a bidirectional model" $bf16 --causal no
 fails "B = 10^6" 4 "needs .* GiB, .* GiB are free" $bf16 --batch-size 1000000 --layers 12
 CUDA_VISIBLE_DEVICES="" fails "no visible GPU" 4 "no visible GPU" $bf16
 "${model}_checks"

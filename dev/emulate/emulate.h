@@ -93,7 +93,15 @@ static inline unsigned emu_float_as_uint(float x)
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
+// emu_uint_as_float: the float with these bits.
+static inline float emu_uint_as_float(unsigned bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 #define __float_as_uint(x) emu_float_as_uint(x)
+#define __uint_as_float(x) emu_uint_as_float(x)
 #define __log2f(x) log2f(x)
 #define __sinf(x) sinf(x)
 #define __cosf(x) cosf(x)

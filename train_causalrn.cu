@@ -910,6 +910,22 @@ static __device__ inline void rows_open(float (&x)[2][CH], float (&rstd)[2], con
         x[i / CH][i % CH] *= LOG2E;
 }
 
+// column_sums: one channel of a tile's HIGH positions, W apart in shared memory: each becomes the
+// sum up to there (LOG: of logs to base 2, and log2 of the sum), from the sum before, *sum (LOG:
+// 2^*max *sum), which goes on. add 0: nothing is added, each becomes the sum before.
+template <int HIGH, int W, int LOG>
+static __device__ inline void column_sums(float *tile, float *max, float *sum, int add)
+{
+#pragma unroll
+    for (int i = 0; i < HIGH; i++) {
+        if (LOG && add)
+            logsumexp_step(max, sum, tile[i * W]);
+        else if (add)
+            *sum += tile[i * W];
+        tile[i * W] = LOG ? *max + __log2f(*sum) : *sum;
+    }
+}
+
 // row_sums: x = 2^x times the sums in y (LOG: whose log2 is y) of a row that sees n positions, 0
 // beyond H; scaled by a power of two with post norm (see row_scale), else by 1/n. Returns the
 // largest.
@@ -977,14 +993,7 @@ linear_forward_kernel(floatX *o, Saved saved, const floatX *a, const floatX *b, 
                 float m = max[h], s = sum[h];
                 if (saved.carry && pass == 1)
                     carry[(causal ? t0 / HIGH * H : 0) + h] = LOG ? m + __log2f(s) : s;
-#pragma unroll
-                for (int i = 0; i < HIGH; i++) {
-                    if (LOG && add)
-                        logsumexp_step(&m, &s, ls[i * W + h]);
-                    else if (add)
-                        s += ls[i * W + h];
-                    ls[i * W + h] = LOG ? m + __log2f(s) : s;
-                }
+                column_sums<HIGH, W, LOG>(ls + h, &m, &s, add);
                 max[h] = m;
                 sum[h] = s;
             }
@@ -1088,14 +1097,7 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
             __syncthreads();
             for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
                 float m = carry[(causal ? k * H : 0) + h], s = LOG ? 1 : m;
-#pragma unroll
-                for (int i = 0; i < HIGH; i++) {
-                    if (LOG && causal)
-                        logsumexp_step(&m, &s, ls[i * W + h]);
-                    else if (causal)
-                        s += ls[i * W + h];
-                    ls[i * W + h] = LOG ? m + __log2f(s) : s;
-                }
+                column_sums<HIGH, W, LOG>(ls + h, &m, &s, causal);
             }
             __syncthreads();
             row_load<P, VEC>(l, ls + g * W);

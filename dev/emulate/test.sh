@@ -402,7 +402,7 @@ gateloop_checks() {
     for t in 1 2 31 33 255 258; do
         for o in 32 33; do
             PRECISIONS=$([ $t -le 2 ] && echo fp32) background agree "T=$t C=$o B=1" --task text \
-                --text README.md --context $t --batch-size 1 --channels $o
+                --text "$text" --context $t --batch-size 1 --channels $o
         done
     done
     background agree "two channels a lane" --task copying --string-size 20 --batch-size 256 \

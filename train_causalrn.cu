@@ -327,7 +327,6 @@ static int pair_fast(size_t H, Mix mix)
 // with M = r^2 (sum_h g e z)/H (T,T), the general kernels' M with its sign turned, of which -M is
 // kept in bf16: the only thing of that size.
 
-#define LN2 0.6931471805599453f
 enum { ROWS_U = 8, CHUNK_V = 96 };                              // forward
 enum { TILE_V = 32, CHUNK_U = 16 };                             // backward
 

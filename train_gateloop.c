@@ -811,16 +811,6 @@ static Params layer_params(const Model *m, const Params *p, size_t l)
                     .down_b = p->down_b + C};
 }
 
-// gelu: out (n) = gelu of x (n), or where dout (n) is given, dout gelu'(x). All may be one array.
-static void gelu(float *out, const float *dout, const float *x, size_t n)
-{
-#pragma omp parallel for simd if (n > 65536)
-    for (size_t i = 0; i < n; i++) {
-        float slope, y = gelu_tanh(x[i], &slope);
-        out[i] = dout ? dout[i] * slope : y;
-    }
-}
-
 // block_forward: next (B,T,C) = a block of k.x (B,T,C); fills k, the layer's activations. pre: r1 =
 // norm(x), mid = x + mix(r1), r2 = norm(mid), next = mid + mlp(r2); paper: r1 = x + mix(x), mid =
 // norm(r1), r2 = mid + mlp(mid), next = norm(r2). k.S, the last state, starts from `initial`.
@@ -845,7 +835,11 @@ static void block_forward(const Model *m, Acts k, Params p, float *next, const f
     matmul_forward(sum, k.z, p.out_w, NULL, N, C, C, 1);
     layernorm_forward(in, sum, paper ? p.norm1_w : p.norm2_w, paper ? p.norm1_b : p.norm2_b, N, C);
     matmul_forward(k.f, in, p.fc_w, p.fc_b, N, C, F, 0);
-    gelu(k.h, NULL, k.f, N * F);
+#pragma omp parallel for simd if (N * F > 65536)
+    for (size_t i = 0; i < N * F; i++) {
+        float slope;
+        k.h[i] = gelu_tanh(k.f[i], &slope);
+    }
     sum = paper ? k.r2 : next;
     memcpy(sum, k.mid, N * C * sizeof *sum);
     matmul_forward(sum, k.h, p.down_w, p.down_b, N, F, C, 1);
@@ -891,7 +885,12 @@ static void block_backward(const Model *m, Acts k, Params p, Params g, float *dx
         layernorm_backward(dx, g.norm2_w, g.norm2_b, d.dr, k.r2, p.norm2_w, N, C);
     }
     matmul_backward(d.dh, g.down_w, g.down_b, dx, k.h, p.down_w, N, F, C, 0);
-    gelu(d.dh, d.dh, k.f, N * F);
+#pragma omp parallel for simd if (N * F > 65536)
+    for (size_t i = 0; i < N * F; i++) {
+        float slope;
+        gelu_tanh(k.f[i], &slope);
+        d.dh[i] *= slope;
+    }
     matmul_backward(du, g.fc_w, g.fc_b, d.dh, in, p.fc_w, N, C, F, (int)paper);
     if (paper)
         memcpy(d.dr, dx, bytes), memset(dx, 0, bytes);

@@ -23,7 +23,7 @@
 // float is added atomically: same bits every time. The residual is added in the epilogue of the
 // matrix product before it: a kernel that adds and normalizes would move as many bytes.
 //
-// Sections: [mix] attention; [layers] matrix product, normalize, embedding, cross-entropy; [block]
+// Sections: [mix] attention; [layers] matrix product, normalize, embedding, cross-entropy; [norm]
 // LayerNorm, GELU; [model]; [train]; [main]. [optimizer] AdamW and the sums over rows are in util/.
 //
 // Figures of the CausalRN paper, not run to their end; time of a step on an H200: README.md.
@@ -42,15 +42,7 @@
 #define ARCHITECTURE "gpt2"
 enum { GPT2, TRANSFORMER, LINEAR };
 
-#define LN2 0.6931471805599453f
 #define LINEAR_EPS 1e-6f
-
-// WITH_FLAG: the statement with NAME as a constant 0 or 1, for kernels that have it as a template.
-#define WITH_FLAG(NAME, flag, ...) \
-    do { \
-        if (flag) { enum { NAME = 1 }; __VA_ARGS__; } \
-        else { enum { NAME = 0 }; __VA_ARGS__; } \
-    } while (0)
 
 // phi: the linear Transformer's feature map, elu(x) + 1 without its cancellation; 0 below -87.
 static __device__ inline float phi(float x)
@@ -1216,7 +1208,7 @@ static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepR
 }
 
 // ------------------------------------------------------------------------------------------------
-// [block] What stands around attention: LayerNorm, GELU.
+// [norm] LayerNorm, GELU.  (shared)
 
 #define LAYERNORM_EPS 1e-5f
 enum { GELU_THREADS = 256 };
@@ -1384,14 +1376,13 @@ static __global__ void gelu_forward_kernel(floatX *out, const floatX *x, size_t 
     }
 }
 
-// gelu_forward: out (N,OC) = gelu of x (N,OC), in its tanh form or its erf form; OC a multiple of
-// 4; out may be x.
+// gelu_forward: out (N,OC) = gelu of x (N,OC), in its tanh form or its erf form; out may be x.
 static void gelu_forward(floatX *out, const floatX *x, size_t N, size_t OC, int tanh_form,
                          cudaStream_t stream)
 {
-    const size_t vec = OC % 8 ? 4 : 8, each = 2 * GELU_THREADS * vec, n = N * OC;
+    const size_t vec = OC % 8 ? 1 : 8, each = 2 * GELU_THREADS * vec, n = N * OC;
     WITH_FLAG(TANH, tanh_form, WITH_FLAG(WIDE, vec == 8,
-              LAUNCH((gelu_forward_kernel<TANH, WIDE ? 8 : 4>), (n + each - 1) / each,
+              LAUNCH((gelu_forward_kernel<TANH, WIDE ? 8 : 1>), (n + each - 1) / each,
                      GELU_THREADS, 0, stream, out, x, n)));
 }
 
@@ -1435,14 +1426,14 @@ static __global__ void __launch_bounds__(ROW_WARPS * WARP, 3)
 }
 
 // gelu_backward: dx (N,OC) = dout (N,OC) gelu'(x), dbias (OC) += its column sums; dx may alias
-// dout; OC a multiple of 4. partial (COLUMN_SLICES,OC): scratch.
+// dout. partial (COLUMN_SLICES,OC): scratch.
 static void gelu_backward(floatX *dx, float *dbias, float *partial, const floatX *dout,
                           const floatX *x, size_t N, size_t OC, int tanh_form, cudaStream_t stream)
 {
-    const size_t vec = OC % 8 ? 4 : 8;
+    const size_t vec = OC % 8 ? 1 : 8;
     const size_t grid = (OC + WARP * vec - 1) / (WARP * vec) * COLUMN_SLICES;
     WITH_FLAG(TANH, tanh_form, WITH_FLAG(WIDE, vec == 8,
-              LAUNCH((gelu_backward_kernel<TANH, WIDE ? 8 : 4>), grid, ROW_WARPS * WARP, 0, stream,
+              LAUNCH((gelu_backward_kernel<TANH, WIDE ? 8 : 1>), grid, ROW_WARPS * WARP, 0, stream,
                      dx, partial, dout, x, N, (int)OC)));
     LAUNCH(slices_sum_kernel, (OC + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
            dbias, NULL, partial, COLUMN_SLICES, OC, 0, 0, OC, 0);

@@ -29,7 +29,7 @@ background() {
 # fill OPTIONS...: options = these and, where they leave it open, a small model's
 small=(--batch-size:2 --string-size:16 --channels:64 --layers:2)
 [ "$model" = causalrn ] && small+=(--hidden:64)
-[ "$model" = deltanet ] && small+=(--task:copying)
+[[ $model == deltanet || $model == gateloop ]] && small+=(--task:copying)
 fill() {
     local given=" $* " default
     options=("$@")
@@ -225,6 +225,14 @@ END
         out=$(build/test_delta_$precision 2>&1 | tail -n 2 | tr '\n' ' ')
         [[ $out == *" 0 failed"* ]] && row "the delta rule from state to state, $precision" "ok $out" ||
             row "the delta rule from state to state, $precision" "FAIL $out"
+    done
+    [ "$model" = gateloop ] && for precision in FP32 BF16; do
+        out=build/gateloop_fused_$precision
+        [ $out -nt "$newest" ] || nvcc $flags -DPRECISION_$precision dev/scan/gateloop_fused.cu \
+            -o $out
+        out=$($out --check-only 2>&1 | tail -n 1)
+        [[ $out == *", 0 failed"* ]] && row "the layer from state to state, $precision" "ok $out" ||
+            row "the layer from state to state, $precision" "FAIL $out"
     done
     [ build/test_device -nt "$newest" ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
         dev/test_device.cu -o build/test_device
@@ -486,6 +494,62 @@ deltanet_noncausal() {
         --layers 1
 }
 
+# gateloop_checks: every transition, both wirings, heads that are matrices, lengths around strips
+# and tiles, one and two channels a lane. BF16: see dev/emulate/test.sh
+gateloop_checks() {
+    local t c o tool
+    local -x BF16_FORWARD=1.5e-2 BF16_GRAD=4e-2
+    fails "--channels 64 --head-size 5" 2 "a multiple of" $bf16 --channels 64 --head-size 5
+    fails "--gn-groups 60" 2 "equal groups" $bf16 --gn-groups 60
+    background decodes "greedy" --task copying --channels 64 --string-size 4
+    background decodes "greedy, matrices" --task copying --channels 64 --head-size 16 \
+        --wiring paper --gn-groups 4 --string-size 4
+    for o in sep sep-relu cart real-pos real-signed stable-exp fixed fixed-real ones; do
+        PRECISIONS=$([ $o = real-signed ] && echo fp32) background agree "$o" --transition $o \
+            --layers 1 --string-size 127
+        PRECISIONS=fp32 background agree "$o paper L=2" --transition $o --wiring paper
+        PRECISIONS=fp32 background agree "$o matrices" --transition $o --head-size 8
+    done
+    background agree "groups" --gn-groups 4 --layers 1 --string-size 40
+    background agree "paper, groups, no biases" --wiring paper --gn-groups 4 --proj-bias no \
+        --head-bias no --layers 1 --string-size 40
+    background agree "HS=16" --head-size 16 --layers 1 --string-size 40
+    background agree "HS=64" --head-size 64 --layers 1 --string-size 40
+    for t in 1 2 31 33 255 258 4096; do
+        for c in 64 33; do
+            PRECISIONS=$([ $t -le 2 ] && echo fp32) background agree "T=$t C=$c B=1" --task text \
+                --text train_gpt2.c --context $t --batch-size 1 --channels $c --layers 1
+        done
+    done
+    background agree "two channels a lane" --batch-size 256 --string-size 100 --layers 1
+    background agree "B=64 T=514 C=512" --batch-size 64 --string-size 256 --channels 512 --layers 1
+    PRECISIONS=fp32 background agree "C=192 B=8 L=12" --channels 192 --batch-size 8 --layers 12
+    background agree "text, V=50257" --task text --vocab gpt2 --context 33 --layers 1 \
+        --text "$work/tokens.bin"
+    for o in horizon recall; do
+        background losses "$o fp32" 1e-4 $fp32 --task $o --batch-size 16
+        background losses "$o bf16" 1e-2 $bf16 --task $o --batch-size 16
+    done
+    background losses "--accumulate 3" 1e-4 $fp32 --accumulate 3
+    background losses "--transition-lr 0.3" 1e-4 $fp32 --transition-lr 0.3
+    background losses "longer fresh sequences" 1e-4 $fp32 "${longer[@]}"
+    background same "fp32" $fp32 --string-size 40
+    background same "bf16" $bf16 --channels 512 --string-size 200
+    background same "bf16 matrices" $bf16 --head-size 16
+    for tool in memcheck racecheck initcheck synccheck; do
+        background sanitize $tool
+        background sanitize $tool --batch-size 256
+        background sanitize $tool --head-size 16 --wiring paper --gn-groups 4
+    done
+}
+
+# gateloop_noncausal: memory that starts as NaN
+gateloop_noncausal() {
+    local -x BF16_FORWARD=1.5e-2 BF16_GRAD=4e-2
+    background noncausal agree "poisoned memory" --string-size 40 --layers 1
+    background noncausal agree "poisoned memory, matrices" --head-size 16 --layers 1
+}
+
 start=$(date +%s)
 tokens >"$work/tokens.bin"
 if [ "$model" = deltanet ]; then # the oracle that rounds what the GPU's stores in bf16
@@ -496,7 +560,8 @@ if [ "$model" = deltanet ]; then # the oracle that rounds what the GPU's stores 
 fi
 others >"$work/others.log" 2>&1 &
 others_pid=$!
-[ "$model" = deltanet ] || fails "--causal no" 2 "a bidirectional model" $bf16 --causal no
+[[ $model == deltanet || $model == gateloop ]] ||
+    fails "--causal no" 2 "a bidirectional model" $bf16 --causal no
 fails "B = 10^6" 4 "needs .* GiB, .* GiB are free" $bf16 --batch-size 1000000 --layers 12
 CUDA_VISIBLE_DEVICES="" fails "no visible GPU" 4 "no visible GPU" $bf16
 "${model}_checks"

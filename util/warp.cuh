@@ -216,7 +216,15 @@ static __device__ inline size_t row_of_warp(void)
             LAUNCH(kernel<0>, grid_, ROW_WARPS * WARP, 0, stream, __VA_ARGS__); \
     } while (0)
 
+// WITH_FLAG: the statement with NAME as a constant 0 or 1, for kernels that have it as a template.
+#define WITH_FLAG(NAME, flag, ...) \
+    do { \
+        if (flag) { enum { NAME = 1 }; __VA_ARGS__; } \
+        else { enum { NAME = 0 }; __VA_ARGS__; } \
+    } while (0)
+
 #define EPS 1e-8f
+#define LN2 0.6931471805599453f
 #define LOG2E 1.4426950408889634f
 
 typedef struct {

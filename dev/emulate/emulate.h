@@ -30,9 +30,10 @@
 //   - a host that reads before it waits; that hands host memory to the device or the reverse; that
 //     copies in the default stream while the other has work, or records what a graph cannot hold.
 // What it cannot see: what the real cuBLASLt does; registers, occupancy, speed; the last bits of
-// ex2.approx, __log2f, __fdividef and of the tensor cores' sums (here the C library's, and one sum
-// after the other); races of blocks, each of which ends before the next begins, and of the lanes of
-// a warp between two operations; reads behind an array, and all that stays inside an allocation.
+// ex2.approx, __log2f, __sinf, __fdividef and of the tensor cores' sums (here the C library's, and
+// one sum after the other); races of blocks, each of which ends before the next begins, and of the
+// lanes of a warp between two operations; reads behind an array, and all that stays inside an
+// allocation.
 //
 // EMULATE_KERNELS=FILE appends the names of the kernels that ran.
 #ifndef SEQ_DEV_EMULATE_H
@@ -92,11 +93,28 @@ static inline unsigned emu_float_as_uint(float x)
     memcpy(&bits, &x, sizeof bits);
     return bits;
 }
+// emu_uint_as_float: the float with these bits.
+static inline float emu_uint_as_float(unsigned bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 #define __float_as_uint(x) emu_float_as_uint(x)
+#define __uint_as_float(x) emu_uint_as_float(x)
 #define __log2f(x) log2f(x)
+#define __sinf(x) sinf(x)
+#define __cosf(x) cosf(x)
 #define __fdividef(x, y) ((x) / (y))
 #define __fmul_rn(x, y) ((x) * (y))
 #define __ffs(x) __builtin_ffs((int)(x))
+
+// sincospif: sine and cosine of pi x.
+static inline void sincospif(float x, float *sine, float *cosine)
+{
+    *sine = (float)sin(M_PI * (double)x);
+    *cosine = (float)cos(M_PI * (double)x);
+}
 
 // __stcg: a store that passes by the L1.
 template <class X> static inline void __stcg(X *p, X x)

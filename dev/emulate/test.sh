@@ -183,6 +183,7 @@ tokens() {
 launched() {
     local never skip= sources="train_$model.cu util/*.cuh"
     [ $model = deltanet ] && sources=train_deltanet.cu skip='/^\/\/ \[layers\]/,/^\/\/ \[model\]/d'
+    [ $model = gateloop ] && sources=train_gateloop.cu # no positions to learn
     never=$(comm -23 <(sed "$skip" $sources | tr '\n' ' ' | grep -oE '__global__[^{;]*' |
         grep -oE '\w+_kernel' | sort -u) <(grep -oE '\w+_kernel' "$work/kernels.$model" | sort -u))
     [ -z "$never" ] && row "$model, every kernel" "ok all of them ran" ||
@@ -370,6 +371,69 @@ delta_ladder() {
     $build/delta_$1 --check-only --kernel $kernel --B $2 --T $3 --C $4 >"$log" 2>&1 &&
         row "delta $1 B=$2 T=$3 HS=$(($4 / 2))" "ok $(tail -n 1 "$log")" ||
         row "delta $1 B=$2 T=$3 HS=$(($4 / 2))" "FAIL $(head -n 3 "$log" | tr '\n' ' ')"
+}
+
+# fused PRECISION FLAG: the ladder of GateLoop's layer: states that come in and go out, every
+# transition and tile
+fused() {
+    local log=$work/fused.$1
+    compile dev/scan/gateloop_fused.cu $build/fused_$1 -Idev $2
+    $build/fused_$1 --check-only >"$log" 2>&1 && row "gateloop layer $1" "ok $(tail -n 1 "$log")" ||
+        row "gateloop layer $1" "FAIL $(head -n 3 "$log" | tr '\n' ' ') $(tail -n 1 "$log")"
+}
+
+# gateloop_checks: every transition, both wirings, heads that are matrices, lengths around strips
+# and tiles, one and two channels a lane (B C from 16384 on). z is a product of four numbers, each
+# of which BF16 rounds: measured 9e-3, gradients 2.6e-2. One or two tokens average nothing, and
+# real-signed jumps at 0: FP32 alone.
+gateloop_checks() {
+    local t o
+    local -x BF16_FORWARD=1.5e-2 BF16_GRAD=4e-2
+    background fused fp32 -DPRECISION_FP32
+    background fused bf16 -DPRECISION_BF16
+    background decodes "sep" 300 --task copying --layers 1 --lr 5e-3
+    background decodes "matrices, paper" 300 --task copying --layers 1 --lr 5e-3 --channels 64 \
+        --head-size 16 --wiring paper --gn-groups 4
+    for o in sep sep-relu cart real-pos real-signed stable-exp fixed fixed-real ones; do
+        PRECISIONS=$([ $o = real-signed ] && echo fp32) background agree "$o" --task copying \
+            --transition $o --string-size 20
+        PRECISIONS=fp32 background agree "$o L=2 paper" --task copying --transition $o --layers 2 \
+            --wiring paper
+        PRECISIONS=fp32 background agree "$o matrices" --task copying --transition $o --head-size 8
+        PRECISIONS=$([ $o = real-signed ] && echo fp32) background trained "$o" --task copying \
+            --string-size 20 --transition $o
+    done
+    background agree "paper" --task copying --wiring paper --string-size 20
+    background agree "groups" --task copying --gn-groups 4 --string-size 20
+    background agree "paper, groups, no biases" --task copying --wiring paper --gn-groups 4 \
+        --proj-bias no --head-bias no --string-size 20
+    background agree "fixed, no biases" --task copying --transition fixed --proj-bias no \
+        --string-size 20
+    background agree "ones, no biases" --task copying --transition ones --proj-bias no \
+        --string-size 20
+    background agree "HS=16" --task copying --head-size 16 --string-size 40
+    background agree "HS=11 groups" --task copying --channels 33 --head-size 11 --gn-groups 3 \
+        --hidden 7 --string-size 40
+    background agree "HS=40 L=1" --task copying --channels 40 --head-size 40 --string-size 20
+    for t in 1 2 31 33 255 258; do
+        for o in 32 33; do
+            PRECISIONS=$([ $t -le 2 ] && echo fp32) background agree "T=$t C=$o B=1" --task text \
+                --text "$text" --context $t --batch-size 1 --channels $o
+        done
+    done
+    background agree "two channels a lane" --task copying --string-size 20 --batch-size 256 \
+        --channels 64 --hidden 8
+    background agree "text, V=50257" --task text --vocab gpt2 --context 9 --channels 16 \
+        --text "$work/tokens.bin" --batch-size 1
+    background losses "horizon" fp32 1e-4 --task horizon --batch-size 3
+    background losses "horizon" bf16 1e-2 --task horizon --batch-size 3
+    background losses "recall" fp32 1e-4 --task recall --batch-size 3
+    background losses "paper, groups" bf16 1e-2 --task copying --wiring paper --gn-groups 4
+    background losses "--transition-lr" fp32 1e-4 --task copying --transition-lr 0.3
+    background losses "--accumulate 3" fp32 1e-4 --task copying --accumulate 3
+    background losses "--accumulate 3" bf16 1e-2 --task copying --accumulate 3
+    background losses "matrices, longer fresh sequences" fp32 1e-4 "${longer[@]}" --head-size 8
+    background losses "longer fresh sequences" fp32 1e-4 "${longer[@]}"
 }
 
 start=$(date +%s)

@@ -186,21 +186,21 @@ static void scan_backward(float *dx, float *ddt, float *dbc, float *dinitial, fl
     add_products(dskip, dy, x, B * T, H);
 }
 
-// rates_forward: A (S,H) = -exp(A_log (H,S)); A_log above 88 counts as 88: A is finite, and steps
-// of 0 change nothing.
+// rates_forward: A (S,H) = -exp(A_log (H,S)); A_log above 44 counts as 44, where any step of 1e-17
+// forgets all: A and its products are finite, and steps of 0 change nothing.
 static void rates_forward(float *A, const float *A_log, size_t H, size_t S)
 {
-    const float most = 88;
+    const float most = 44;
     for (size_t i = 0; i < H * S; i++)
         A[i % S * H + i / S] = -exp_ps(A_log[i] > most ? most : A_log[i]);
 }
 
 // rates_backward: dA_log (H,S) += A times the sum over b of dA (B,S,H), which it overwrites, in
-// double; 0 where A_log is above 88; from the forward's A and A_log.
+// double; 0 where A_log is above 44; from the forward's A and A_log.
 static void rates_backward(float *dA_log, float *dA, const float *A, const float *A_log, size_t B,
                            size_t H, size_t S)
 {
-    const float most = 88;
+    const float most = 44;
     add_products(dA, dA + S * H, NULL, B - 1, S * H); // all onto the first
     for (size_t i = 0; i < H * S; i++) {
         const size_t at = i % S * H + i / S;
@@ -1118,7 +1118,8 @@ static void train(Model *m, const Options *options)
 // [main] Options, presets, start.
 
 static const char *const SMALL_PARITY[][2] = {{"task", "parity"}, {"max-length", "24"},
-    {"eval-min-length", "25"}, {"eval-max-length", "80"}, {"eval-batches", "32"}, {"lr", "4e-3"}};
+    {"eval-min-length", "25"}, {"eval-max-length", "80"}, {"eval-batches", "32"}, {"lr", "2e-3"},
+    {"steps", "1000"}};
 #define PAPER "--channels 128 --max-length 0 --eval-min-length 0 --eval-max-length 0 "
 #define ANSWERS PAPER "--batch-size 256 --lr 1e-3 --lr-min 1e-6 --eval-batches 211 "
 #define PARITY_RUN ANSWERS "--task parity --layers 2 --steps 20000 --warmup 2000 --grad-clip 0"
@@ -1142,7 +1143,7 @@ static void config_options(Options *options, Config *c)
         {"eigenvalues", OPT_CHOICE, &c->eigenvalues, "signed", 0, 0, EIGENVALUES, DEFINES_MODEL,
          "of a step: in [0,1] or [-1,1]"},
         {"layers", OPT_INT, &c->layers, "2", 1, 1024, "L", DEFINES_MODEL, "blocks"},
-        {"channels", OPT_INT, &c->channels, "32", 1, 1 << 16, "C", DEFINES_MODEL, "of the stream"},
+        {"channels", OPT_INT, &c->channels, "64", 1, 1 << 16, "C", DEFINES_MODEL, "of the stream"},
         {"hidden", OPT_INT, &c->hidden, "0", 0, 1 << 20, "H", DEFINES_MODEL, "inside, 0 = 2 C"},
         {"state", OPT_INT, &c->state, "16", 1, 1 << 16, "S", DEFINES_MODEL, "of a channel"},
         {"rank", OPT_INT, &c->rank, "0", 0, 1 << 16, "R", DEFINES_MODEL, "of dt, 0 = C / 16"},

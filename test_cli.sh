@@ -49,7 +49,12 @@ gateloop)
     first="--task copying"
     presets="main horizon recall shakespeare wikitext103" plain="--head-size 1 --gn-groups 0"
     ;;
-*) echo "error: $arch: expected causalrn, gpt2, deltanet or gateloop; give ARCH"; exit 2 ;;
+mamba)
+    model=signed other=nonneg kind=eigenvalues size=hidden wrong="--hidden 9"
+    first="--task copying"
+    presets="main parity modular brackets s5-swaps z60"
+    ;;
+*) echo "error: $arch: expected causalrn, gpt2, deltanet, gateloop or mamba; give ARCH"; exit 2 ;;
 esac
 
 # A model that takes no time, and one whose checkpoint is large enough to be cut.
@@ -213,6 +218,7 @@ test_every_option() {
         "hidden 5") ;;
     gateloop) own=("transition cart" "transition ones" "wiring paper" "head-size 4" "gn-groups 4"
         "proj-bias no" "head-bias no" "transition-lr 0.5" "channels 7" "hidden 0") ;;
+    mamba) own=("eigenvalues nonneg" "channels 7" "hidden 5" "state 3" "rank 2" "window 1") ;;
     esac
     works --batch-size 1 --string-size 2 --schedule constant --steps 1 --out every
     for option in "${own[@]}" "task copying" "string-size 5" \
@@ -250,6 +256,7 @@ test_refused_options() {
         refused 2 "--channels 8: expected a multiple of --head-size 3" $small --head-size 3
         refused 2 "--gn-groups 4: expected equal groups" $small --gn-groups 4
     fi
+    [ $arch = mamba ] && refused 2 "--rank 9: expected at most the 8 channels" $small --rank 9
     has_positions && refused 2 "--causal no.*targets" $small --causal no
     refused 2 "--dump and --accumulate 2" $small --steps 0 --accumulate 2 --dump d
     refused 2 "--accumulate.*got 0" --accumulate 0
@@ -475,6 +482,10 @@ test_dump() {
             echo "$p.norm2_w F32 2,6,$p.norm2_b F32 2,6,$p.fc_w F32 2,5,6,$p.fc_b F32 2,5"
             echo "$p.down_w F32 2,6,5,$p.down_b F32 2,6,$p.norm_w F32 6,$p.norm_b F32 6"
             echo "$p.head_w F32 29,6,$p.head_b F32 29"
+        elif [ $arch = mamba ]; then
+            echo "$p.wte F32 29,6,$p.norm_w F32 2,6,$p.in_w F32 2,10,6,$p.conv_w F32 2,5,4"
+            echo "$p.conv_b F32 2,5,$p.x_w F32 2,33,5,$p.dt_w F32 2,5,1,$p.dt_b F32 2,5"
+            echo "$p.A_log F32 2,5,16,$p.skip F32 2,5,$p.out_w F32 2,6,5,$p.head_w F32 29,6"
         else
             echo "$p.wte F32 29,6,$p.wpe F32 10,6,$p.qkv_w F32 2,18,6,$p.proj_w F32 2,6,6"
             echo "$p.fc_w F32 2,24,6,$p.fc_b F32 2,24,$p.out_w F32 2,6,24,$p.out_b F32 2,6"
@@ -489,6 +500,7 @@ loss F32 1")
     gpt2) acts=("x F32 3,3,10,6" "qkv F32 2,3,10,18" "o F32 2,3,10,6" "mid F32 2,3,10,6") ;;
     deltanet) acts=("x F32 3,3,10,6" "qkv F32 2,3,10,18" "beta F32 2,3,10,3" "o F32 2,3,10,6") ;;
     gateloop) acts=("x F32 3,3,10,6" "qkvg F32 2,3,10,24" "a F32 2,3,10,12" "y F32 2,3,10,6") ;;
+    mamba) acts=("x F32 3,3,10,6" "u F32 2,3,10,5" "dt F32 2,3,10,5" "y F32 2,3,10,5") ;;
     esac
     for name in "${acts[@]}" "logits F32 3,10,29"; do
         is "tensors of a dump" "acts.$name" "$(tensors d1 | grep "^acts.${name%% *} ")"

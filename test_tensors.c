@@ -136,11 +136,13 @@ static void test_tensors_init(void)
     Arena a = small_arena(&p, 4), b = small_arena(&q, 8);
     const Tensor alone[] = {{"x", {1}, INIT_ZERO, DECAY, 1, 0},
                             {"big", {300, 200}, INIT_NORMAL(0.02), DECAY, 1, 8},
-                            {"ones", {9}, INIT_ONE, NO_DECAY, 1, 16}};
+                            {"ones", {9}, INIT_ONE, NO_DECAY, 1, 16},
+                            {"counts", {2, 2, 3}, INIT_LOG_COUNT, NO_DECAY, 1, 24},
+                            {"steps", {4000}, INIT_STEP(1e-3, 0.1), NO_DECAY, 1, 32}};
     Arena big;
     double sum = 0, squares = 0;
     size_t different = 0;
-    arena_plan(&big, "parameters", alone, 3, 4);
+    arena_plan(&big, "parameters", alone, 5, 4);
     arena_alloc(&big, NULL);
     arena_init(&a, 5);
     arena_init(&b, 5);
@@ -162,6 +164,17 @@ static void test_tensors_init(void)
         CHECK(((float *)p.bias)[i] == 0, "bias %d", i);
     for (int i = 0; i < 9; i++)
         CHECK(((float *)arena_data(&big, 2))[i] == 1, "one %d", i);
+    for (int i = 0; i < 12; i++)
+        CHECK(((float *)arena_data(&big, 3))[i] == (float)log(1.0 + i % 3), "ln 1, 2, 3: %d", i);
+    sum = squares = 0;
+    for (int i = 0; i < 4000; i++) { // log10 of steps: uniform between -3 and -1
+        double x = log10(log1p(exp(real_at(arena_data(&big, 4), (size_t)i, 4))));
+        CHECK(x > -3.0001 && x < -0.9999, "step %d: 10^%g", i, x);
+        sum += x / 4000;
+        squares += (x + 2) * (x + 2) / 4000;
+    }
+    CHECK(fabs(sum + 2) < 0.04 && fabs(squares - 1.0 / 3) < 0.02, "steps: mean %g, spread %g", sum,
+          squares);
     CHECK(((float *)p.wte)[0] == (float)rand_normal(5, STREAM_INIT, 0), "the first number");
     arena_init(&a, 6);
     CHECK(((float *)p.wte)[0] != (float)((double *)q.wte)[0], "another seed, other numbers");

@@ -14,15 +14,21 @@
 #include "rng.h"
 #include "safetensors.h"
 
-typedef enum { INIT_KIND_ZERO, INIT_KIND_ONE, INIT_KIND_NORMAL, INIT_KIND_UNIFORM } InitKind;
+typedef enum {
+    INIT_KIND_ZERO, INIT_KIND_ONE, INIT_KIND_NORMAL, INIT_KIND_UNIFORM, INIT_KIND_LOG_COUNT,
+    INIT_KIND_STEP
+} InitKind;
 typedef struct {
     InitKind kind;
-    double std; // of uniform numbers: their largest
+    double std, least; // std of uniform numbers and steps: their largest
 } Init;
-#define INIT_ZERO {INIT_KIND_ZERO, 0}
-#define INIT_ONE {INIT_KIND_ONE, 0}
-#define INIT_NORMAL(std) {INIT_KIND_NORMAL, (std)}
-#define INIT_UNIFORM(most) {INIT_KIND_UNIFORM, (most)}
+#define INIT_ZERO {INIT_KIND_ZERO, 0, 0}
+#define INIT_ONE {INIT_KIND_ONE, 0, 0}
+#define INIT_NORMAL(std) {INIT_KIND_NORMAL, (std), 0}
+#define INIT_UNIFORM(most) {INIT_KIND_UNIFORM, (most), 0}
+#define INIT_LOG_COUNT {INIT_KIND_LOG_COUNT, 0, 0} // ln 1, ln 2, ... along the last dimension
+// Numbers whose softplus ln(1 + e^x) is log-uniform between least and most, both above 0.
+#define INIT_STEP(least, most) {INIT_KIND_STEP, (most), (least)}
 
 enum { NO_DECAY = 0, DECAY = 1, TENSOR_DIMS = 4, TENSORS_MAX = 64 };
 
@@ -218,21 +224,39 @@ static inline size_t arena_elements(const Arena *a, const char *except)
     return n;
 }
 
+// initial_value: of element i of a tensor whose last dimension is `last`, from a stream of `seed`.
+static inline double initial_value(Init init, size_t last, uint64_t seed, uint64_t stream, size_t i)
+{
+    const double most = init.std, least = init.least;
+    double step;
+    switch (init.kind) {
+    case INIT_KIND_ZERO:
+        return 0;
+    case INIT_KIND_ONE:
+        return 1;
+    case INIT_KIND_UNIFORM:
+        return most * (2 * rand_uniform(seed, stream, i) - 1);
+    case INIT_KIND_LOG_COUNT:
+        return log((double)(1 + i % last));
+    case INIT_KIND_STEP:
+        step = least * pow(most / least, rand_uniform(seed, stream, i));
+        return step + log(-expm1(-step)); // the inverse of softplus
+    default:
+        return init.std * rand_normal(seed, stream, i);
+    }
+}
+
 // arena_init: draw the initial values: tensor k from stream STREAM_INIT + k of `seed`.
 static inline void arena_init(Arena *a, uint64_t seed)
 {
     for (int k = 0; k < a->n; k++) {
-        const Init init = a->table[k].init;
-        size_t n = tensor_size(&a->table[k]);
+        const Tensor *row = &a->table[k];
+        const size_t n = tensor_size(row), last = n ? row->shape[tensor_dims(row) - 1] : 1;
         void *x = arena_data(a, k);
 #pragma omp parallel for
         for (size_t i = 0; i < n; i++)
             real_set(x, i, a->real_size,
-                     init.kind == INIT_KIND_ZERO  ? 0
-                     : init.kind == INIT_KIND_ONE ? 1
-                     : init.kind == INIT_KIND_UNIFORM
-                         ? init.std * (2 * rand_uniform(seed, STREAM_INIT + (uint64_t)k, i) - 1)
-                         : init.std * rand_normal(seed, STREAM_INIT + (uint64_t)k, i));
+                     initial_value(row->init, last, seed, STREAM_INIT + (uint64_t)k, i));
     }
 }
 

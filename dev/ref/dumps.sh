@@ -30,7 +30,7 @@ recompute() {
 # try OPTIONS...: count a variant
 try() { count "$*" recompute "$@"; }
 
-# causalrn, gpt2, deltanet, gateloop: every variant
+# causalrn, gpt2, deltanet, gateloop, mamba: every variant
 odd="--string-size 5 --channels 12 --batch-size 2"
 causalrn() {
     local postnorm prenorm activation
@@ -84,6 +84,20 @@ gateloop() {
     try --task copying --head-size 20 --layers 5 --channels 60 --string-size 40 --batch-size 2
     try --task horizon --channels 12 --batch-size 2
     try --task recall --channels 12 --head-size 2 --batch-size 3
+}
+
+mamba() {
+    local range kind
+    for range in nonneg signed; do
+        for kind in "" "--window 1 --state 5" "--window 2 --hidden 17 --rank 3" \
+            "--window 7 --state 1 --hidden 9 --rank 9"; do
+            try --task copying $odd --eigenvalues $range $kind
+        done
+    done
+    try --task copying --layers 5 --channels 36 --state 4 --string-size 40 --batch-size 2
+    try --task modular --channels 12 --batch-size 7
+    try --task s5 --channels 12 --batch-size 4 --window 1
+    try --task recall --channels 12 --batch-size 4 --eigenvalues nonneg
 }
 
 $model

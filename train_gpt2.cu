@@ -214,32 +214,75 @@ static __device__ inline void softmax_step(float s[MT][OT / 8][4], float o[MT][H
     }
 }
 
-// forward_store: out and lse (linear: norm) of a warp's 16 MT queries of one head, from `row`, as
-// far as `end`.
-template <int HS, int PHI, int MT>
-static __device__ inline void forward_store(floatX *out, float *lse, const float o[MT][HS / 8][4],
-                                            const float top[MT][2], const float sum[MT][2],
-                                            int head, int row, int end, int T, int C, int NH)
+// tile_store: rows row .. row+15 of y, `stride` apart, those below `end` = factor sum, a warp's
+// 16 x HS accumulators, of which a lane has rows g, g + 8 and a factor for each. They go through
+// `tile`, 16 rows of shared memory that no other warp reads, so that a lane stores 16 bytes. x not
+// NULL: times phi', the same rows of x being the features.
+template <int HS>
+static __device__ inline void tile_store(floatX *y, floatX *tile, const float sum[HS / 8][4],
+                                         float factor0, float factor1, const floatX *x, int stride,
+                                         int row, int end)
 {
-    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    enum { LD = HS + 8 };
+    const int lane = threadIdx.x % WARP, r = lane / 8, column = lane % 8 * 8;
+    floatX *own = tile + lane / 4 * LD + lane % 4 * 2;
+    if (row >= end)
+        return;
+    __syncwarp(); // nobody reads what stands there any more
+    if (x) {
+#pragma unroll
+        for (int i = 0; i < HS / 16; i++) // rows r + 4 (i % 4), columns from 64 (i / 4)
+            copy_async(tile + (r + i % 4 * 4) * LD + column + i / 4 * 64,
+                       x + (size_t)min(row + r + i % 4 * 4, end - 1) * stride + column + i / 4 * 64,
+                       true);
+        copy_wait();
+        __syncwarp();
+    }
+#pragma unroll
+    for (int i = 0; i < HS / 4; i++) {
+        const int half = i % 2, n = i / 2;
+        Pack<floatX, 2> *to = (Pack<floatX, 2> *)(own + 8 * half * LD + 8 * n);
+        float a = (half ? factor1 : factor0) * sum[n][2 * half];
+        float b = (half ? factor1 : factor0) * sum[n][2 * half + 1];
+        if (x) {
+            a *= phi_slope((float)to->v[0]);
+            b *= phi_slope((float)to->v[1]);
+        }
+        *(uint32_t *)to = pack2(a, b);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < HS / 16; i++)
+        if (row + r + i % 4 * 4 < end)
+            *(uint4 *)(y + (size_t)(row + r + i % 4 * 4) * stride + column + i / 4 * 64) =
+                *(const uint4 *)(tile + (r + i % 4 * 4) * LD + column + i / 4 * 64);
+}
+
+// forward_store: out and lse (linear: norm) of a warp's 16 MT queries of one head, from `row`, as
+// far as `end`. tile: see tile_store.
+template <int HS, int PHI, int MT>
+static __device__ inline void forward_store(floatX *out, float *lse, floatX *tile,
+                                            const float o[MT][HS / 8][4], const float top[MT][2],
+                                            const float sum[MT][2], int head, int row, int end,
+                                            int T, int C, int NH)
+{
+    float total[MT][2];
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
-        const int u = row + 16 * (i / 2) + 8 * (i % 2) + g;
-        float total = sum[i / 2][i % 2];
-        total += __shfl_xor_sync(~0u, total, 1);
-        total += __shfl_xor_sync(~0u, total, 2);
-        total += PHI ? LINEAR_EPS : 0;
-        const float inverse = 1 / total;
-        if (u >= end)
-            continue;
-        if (t == 0)
-            lse[(size_t)head * T + u] = PHI ? total : LN2 * (top[i / 2][i % 2] + log2f(total));
-        floatX *y = out + ((size_t)(head / NH) * T + u) * C + head % NH * HS + 2 * t;
-#pragma unroll
-        for (int n = 0; n < HS / 8; n++)
-            *(uint32_t *)(y + 8 * n) = pack2(o[i / 2][n][i % 2 * 2] * inverse,
-                                             o[i / 2][n][i % 2 * 2 + 1] * inverse);
+        const int u = row + 8 * i + threadIdx.x % WARP / 4;
+        float *all = &total[i / 2][i % 2];
+        *all = sum[i / 2][i % 2];
+        *all += __shfl_xor_sync(~0u, *all, 1);
+        *all += __shfl_xor_sync(~0u, *all, 2);
+        *all += PHI ? LINEAR_EPS : 0;
+        if (u < end && threadIdx.x % 4 == 0)
+            lse[(size_t)head * T + u] = PHI ? *all : LN2 * (top[i / 2][i % 2] + log2f(*all));
     }
+    out += (size_t)(head / NH) * T * C + head % NH * HS;
+#pragma unroll
+    for (int m = 0; m < MT; m++)
+        tile_store<HS>(out, tile + 16 * m * (HS + 8), o[m], 1 / total[m][0], 1 / total[m][1], NULL,
+                       C, row + 16 * m, end);
 }
 
 // forward_bytes: shared memory of a block of attention_forward_kernel.
@@ -288,7 +331,8 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
         softmax_step<HS, MT, OT>(s, o, top, sum); // key 0 comes first: now the top is above -inf
         pairs_sum<HS, MT, OT>(o, s, keys + OT * LD);
     }
-    forward_store<HS, 0, MT>(out, lse, o, top, sum, head, row, end, T, C, NH);
+    forward_store<HS, 0, MT>(out, lse, tiles + (row - first) * LD, o, top, sum, head, row, end, T,
+                             C, NH);
 }
 
 // ---- backward
@@ -299,47 +343,54 @@ static size_t backward_bytes(int HS, int WARPS, int OT)
     return (size_t)(2 * 16 * WARPS + 4 * OT) * (HS + 8) * sizeof(floatX) + 2 * OT * sizeof(float2);
 }
 
-// tile_stats: (log2 of the softmax's divisor or, PHI, 1 / norm; D = dout.out) of row `row` of out
-// (T,HS), 0 from `end` on, to the four lanes of a row. dout: that row alone.
-template <int HS, int PHI>
-static __device__ inline float2 tile_stats(const floatX *dout, const floatX *out, const float *lse,
-                                           int C, int row, int end)
+// RowsOfOut: what tile_stats needs of 8 N rows of out (T,HS): a lane has a quarter of N of them.
+template <int HS, int N> struct RowsOfOut {
+    Pack<floatX, 8> out[N][HS / 32];
+    float lse[N];
+};
+
+// out_fetch: start loading the rows from `row` on, the last one below `end` again from there on.
+template <int HS, int N>
+static __device__ inline void out_fetch(RowsOfOut<HS, N> *x, const floatX *out, const float *lse,
+                                        int C, int row, int end)
 {
-    float D = 0, weight = 0;
-    if (row < end) {
 #pragma unroll
-        for (int c = threadIdx.x % 4 * 8; c < HS; c += 32) {
-            const Pack<floatX, 8> x = *(const Pack<floatX, 8> *)(out + (size_t)row * C + c);
-            const Pack<floatX, 8> y = *(const Pack<floatX, 8> *)(dout + c);
+    for (int i = 0; i < N; i++) {
+        const int r = min(row + 8 * i + (int)threadIdx.x % WARP / 4, end - 1);
+        x->lse[i] = lse[r];
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                D += (float)x.v[i] * (float)y.v[i];
-        }
-        weight = PHI ? 1 / lse[row] : LOG2E * lse[row];
+        for (int c = 0; c < HS / 32; c++)
+            x->out[i][c] =
+                *(const Pack<floatX, 8> *)(out + (size_t)r * C + 32 * c + threadIdx.x % 4 * 8);
     }
-    D += __shfl_xor_sync(~0u, D, 1);
-    return {weight, D + __shfl_xor_sync(~0u, D, 2)};
 }
 
-// tile_store: rows row .. row+15 of dx, rows 3C apart, those below `end` = factor sum, a warp's
-// 16 x HS accumulators. x not NULL: times phi', the same rows of qkv being the features.
-template <int HS>
-static __device__ inline void tile_store(floatX *dx, const float sum[HS / 8][4], const floatX *x,
-                                         float factor, int C, int row, int end)
+// tile_stats: stats and own = (log2 of the softmax's divisor or, PHI, 1 / norm; D = dout.out) of 8 N
+// rows from `row`, to the four lanes of a row; 0 from `end` on. dout: these rows, in shared memory.
+template <int HS, int PHI, int N>
+static __device__ inline void tile_stats(float2 *stats, float2 own[N], const RowsOfOut<HS, N> *x,
+                                         const floatX *dout, int row, int end)
 {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int r = row + 8 * half + lane / 4;
-        const size_t at = (size_t)r * 3 * C + lane % 4 * 2;
+    for (int i = 0; i < N; i++) {
+        const int r = row + 8 * i + lane / 4;
+        float D = 0;
 #pragma unroll
-        for (int n = 0; n < HS / 8 && r < end; n++) {
-            float y[2] = {factor * sum[n][2 * half], factor * sum[n][2 * half + 1]};
-            if (x)
-                for (int i = 0; i < 2; i++)
-                    y[i] *= phi_slope((float)x[at + 8 * n + i]);
-            *(uint32_t *)(dx + at + 8 * n) = pack2(y[0], y[1]);
+        for (int c = 0; c < HS / 32; c++) {
+            const Pack<floatX, 8> y = *(const Pack<floatX, 8> *)(dout + (8 * i + lane / 4) *
+                                                                 (HS + 8) + 32 * c + lane % 4 * 8);
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                D += (float)x->out[i][c].v[k] * (float)y.v[k];
         }
+        D += __shfl_xor_sync(~0u, D, 1);
+        D += __shfl_xor_sync(~0u, D, 2);
+        own[i] = {PHI ? 1 / x->lse[i] : LOG2E * x->lse[i], D};
+        if (r >= end)
+            own[i] = {0, 0};
+        else if (lane % 4 == 0)
+            stats[r] = own[i];
     }
 }
 
@@ -384,7 +435,7 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     enum { ROWS = 16 * WARPS, LD = HS + 8, STAGE = 2 * OT * LD };
     enum { KEEP = HS <= 128 ? 2 : !SIDE, G = KEEP == 1 ? 2 : 1 }; // what registers allow
     extern __shared__ __align__(16) floatX tiles[]; // own [2][ROWS][LD], others [2][2][OT][LD]
-    const int lane = threadIdx.x % WARP, t = lane % 4;
+    const int lane = threadIdx.x % WARP;
     const int blocks = (T + ROWS - 1) / ROWS, head = blockIdx.x / blocks, nth = blockIdx.x % blocks;
     const int end = SIDE ? min(T, (nth + 1) * ROWS) : T - nth * ROWS; // causal: the longest first,
     const int first = SIDE ? nth * ROWS : max(0, end - ROWS);         // see the forward kernel
@@ -410,20 +461,18 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     tile_fetch<HS, ROWS, WARPS>(own, SIDE ? k : q, 3 * C, first, end);
     tile_fetch<HS, ROWS, WARPS>(own + ROWS * LD, SIDE ? v : g, SIDE ? 3 * C : C, first, end);
     fetch(begin);
+    RowsOfOut<HS, 2> rows; // on their way with the tiles
+    if (!SIDE)
+        out_fetch<HS, 2>(&rows, out + out_at, lse + (size_t)head * T, C, row, end);
     own += (row - first) * LD + row_at(lane, LD);
     copy_wait();
     __syncthreads();
+    if (!SIDE)
+        tile_stats<HS, 0, 2>(stats, own_stats, &rows, tiles + (ROWS + row - first) * LD, row, end);
 #pragma unroll
     for (int i = 0; i < KEEP * HS / 16; i++) // tile, then column
         kept[i / (HS / 16)][i % (HS / 16)] =
             ldmatrix<0>(own + i / (HS / 16) * ROWS * LD + i % (HS / 16) * 16);
-    for (int i = 0; !SIDE && i < 2; i++) {
-        const int r = row + 8 * i + lane / 4;
-        own_stats[i] = tile_stats<HS, 0>(tiles + (ROWS + r - first) * LD, out + out_at,
-                                         lse + (size_t)head * T, C, r, end);
-        if (r < end && t == 0)
-            stats[r] = own_stats[i];
-    }
     for (int j = begin; j <= last; j++) {
         copy_wait();
         __syncthreads(); // the others of j are there; nobody reads those of j - 1 any more
@@ -460,9 +509,12 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
             }
         }
     }
-    tile_store<HS>(dqkv + at + (SIDE ? C : 0), dx, NULL, rsqrtf((float)HS), C, row, end);
+    floatX *tile = tiles + (row - first) * LD;
+    const float scale = rsqrtf((float)HS);
+    tile_store<HS>(dqkv + at + (SIDE ? C : 0), tile, dx, scale, scale, NULL, 3 * C, row, end);
     if (SIDE)
-        tile_store<HS>(dqkv + at + 2 * C, (const float(*)[4])dv, NULL, 1, C, row, end);
+        tile_store<HS>(dqkv + at + 2 * C, tile + ROWS * LD, (const float(*)[4])dv, 1, 1, NULL,
+                       3 * C, row, end);
 }
 
 // ---- linear attention
@@ -532,16 +584,11 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     tile_fetch<HS, ROWS, WARPS>(tiles, OUT ? q : DQ ? g : DK ? v : k, DQ ? C : 3 * C, first, end);
     fetch(begin);
     if (DQ) {
+        RowsOfOut<HS, 2 * MT> rows; // on their way with the tiles
+        out_fetch<HS, 2 * MT>(&rows, out + out_at, norm + (size_t)head * T, C, row, end);
         copy_wait();
         __syncthreads();
-        for (int i = 0; i < 2 * MT; i++) {
-            const int r = row + 8 * i + threadIdx.x % WARP / 4;
-            own_stats[i / 2][i % 2] =
-                tile_stats<HS, 1>(tiles + (r - first) * LD, out + out_at,
-                                  norm + (size_t)head * T, C, r, end);
-            if (r < end && threadIdx.x % 4 == 0)
-                stats[r] = own_stats[i / 2][i % 2];
-        }
+        tile_stats<HS, 1, 2 * MT>(stats, own_stats[0], &rows, tiles + (row - first) * LD, row, end);
     }
     for (int j = begin; j <= last; j++) {
         const floatX *others = tiles + ROWS * LD + j % 2 * STAGE;
@@ -563,11 +610,13 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
             sum[i / (OT / 2)][i % 4 / 2] += s[i / (OT / 2)][i / 4 % (OT / 8)][i % 4];
         pairs_sum<HS, MT, OT>(o, s, others + OT * LD);
     }
+    floatX *tile = tiles + (row - first) * LD;
     if (OUT)
-        forward_store<HS, 1, MT>(y, norm, o, NULL, sum, head, row, end, T, C, NH);
-    for (int m = 0; !OUT && m < MT; m++)
-        tile_store<HS>(y + at + (DK ? C : DV ? 2 * C : 0), o[m], DV ? NULL : DK ? k : q, 1, C,
-                       row + 16 * m, end);
+        forward_store<HS, 1, MT>(y, norm, tile, o, NULL, sum, head, row, end, T, C, NH);
+#pragma unroll
+    for (int m = 0; m < (OUT ? 0 : MT); m++)
+        tile_store<HS>(y + at + (DK ? C : DV ? 2 * C : 0), tile + 16 * m * LD, o[m], 1, 1,
+                       DV ? NULL : DK ? k : q, 3 * C, row + 16 * m, end);
 }
 #endif
 

@@ -84,6 +84,20 @@ static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stri
     }
 }
 
+// tile_place: this block's head (x) and which of its `blocks` tiles (y), tiles that walk far before
+// those that do not. Heads go together whose others, of `walked` elements in two matrices, stay in
+// the second-level cache. FROM_END: the last heads first: where the kernel before has ended.
+template <int FROM_END> static __device__ inline int2 tile_place(int blocks, size_t walked)
+{
+    enum { CACHED = 1 << 23 }; // elements: 16 MiB
+    const int heads = gridDim.x / blocks;
+    const int together = walked < CACHED ? (int)(CACHED / walked) : 1;
+    const int first = (int)blockIdx.x / blocks / together * together;
+    const int i = blockIdx.x - first * blocks, count = min(together, heads - first);
+    const int head = first + i % count;
+    return {FROM_END ? heads - 1 - head : head, i / count};
+}
+
 // tile_dots: c[i] (16 x 16G) += own_i (16 rows, HS) other_i^T (16G rows, HS) for two tiles i, the
 // second ROWS (own) and OT (other) rows after the first. own is at row_at, other at column_at of
 // the first 16x16; the first KEEP tiles of own come from registers instead.
@@ -301,10 +315,9 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
 {
     enum { ROWS = 16 * WARPS * MT, LD = HS + 8, STAGE = 2 * OT * LD };
     extern __shared__ __align__(16) floatX tiles[]; // q [ROWS][LD], then twice k, v [OT][LD]
-    const int blocks = (T + ROWS - 1) / ROWS;
-    const int head = blockIdx.x / blocks;
-    const int end = T - blockIdx.x % blocks * ROWS, first = max(0, end - ROWS); // the longest first
-    const int row = first + threadIdx.x / WARP * 16 * MT;                       // of this warp
+    const int2 place = tile_place<1>((T + ROWS - 1) / ROWS, (size_t)T * 2 * HS);
+    const int head = place.x, end = T - place.y * ROWS, first = max(0, end - ROWS);
+    const int row = first + threadIdx.x / WARP * 16 * MT; // of this warp
     const int last = ((causal ? end : T) - 1) / OT;
     const floatX *x = qkv + (size_t)(head / NH) * T * 3 * C + head % NH * HS;
     float o[MT][HS / 8][4] = {}, top[MT][2], sum[MT][2] = {};
@@ -436,10 +449,11 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     enum { KEEP = HS <= 128 ? 2 : !SIDE, G = KEEP == 1 ? 2 : 1 }; // what registers allow
     extern __shared__ __align__(16) floatX tiles[]; // own [2][ROWS][LD], others [2][2][OT][LD]
     const int lane = threadIdx.x % WARP;
-    const int blocks = (T + ROWS - 1) / ROWS, head = blockIdx.x / blocks, nth = blockIdx.x % blocks;
-    const int end = SIDE ? min(T, (nth + 1) * ROWS) : T - nth * ROWS; // causal: the longest first,
-    const int first = SIDE ? nth * ROWS : max(0, end - ROWS);         // see the forward kernel
-    const int row = first + threadIdx.x / WARP * 16;                  // of this warp
+    const int2 place = tile_place<!SIDE>((T + ROWS - 1) / ROWS, (size_t)T * 2 * HS);
+    const int head = place.x, nth = place.y;
+    const int end = SIDE ? min(T, (nth + 1) * ROWS) : T - nth * ROWS;
+    const int first = SIDE ? nth * ROWS : max(0, end - ROWS); // see the forward kernel
+    const int row = first + threadIdx.x / WARP * 16;          // of this warp
     const int begin = SIDE && causal ? first / OT : 0;
     const int last = ((causal && !SIDE ? end : T) - 1) / OT;
     const size_t at = (size_t)(head / NH) * T * 3 * C + head % NH * HS;
@@ -560,8 +574,9 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     enum { OUT = PASS == LINEAR_OUT, DQ = PASS == LINEAR_DQ, DK = PASS == LINEAR_DK,
            DV = PASS == LINEAR_DV };
     extern __shared__ __align__(16) floatX tiles[]; // x [ROWS][LD], twice others [2][OT][LD], stats
-    const int blocks = (T + ROWS - 1) / ROWS, head = blockIdx.x / blocks, nth = blockIdx.x % blocks;
-    const int end = KEYS ? min(T, (nth + 1) * ROWS) : T - nth * ROWS; // causal: the longest first,
+    const int2 place = tile_place<DQ || DV>((T + ROWS - 1) / ROWS, (size_t)T * 2 * HS);
+    const int head = place.x, nth = place.y;
+    const int end = KEYS ? min(T, (nth + 1) * ROWS) : T - nth * ROWS;
     const int first = KEYS ? nth * ROWS : max(0, end - ROWS); // see attention_forward_kernel
     const int row = first + threadIdx.x / WARP * 16 * MT;     // of this warp
     const int begin = KEYS && causal ? first / OT : 0;
@@ -918,13 +933,14 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
     attention_backward_any(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, 0, stream);
 }
 
-// features_kernel: phi of q and k of qkv (N,3C) in their place, a warp a row.
+// features_kernel: phi of q and k of qkv (N,3C) in their place, a warp a row, the last rows first:
+// see tile_place.
 template <int VEC> static __global__ void features_kernel(floatX *qkv, size_t N, int C)
 {
     typedef Pack<floatX, VEC> Each;
     const size_t row = row_of_warp();
     for (int c = threadIdx.x % WARP * VEC; c < 2 * C && row < N; c += WARP * VEC) {
-        Each *x = (Each *)(qkv + row * 3 * C + c), y = *x;
+        Each *x = (Each *)(qkv + (N - 1 - row) * 3 * C + c), y = *x;
 #pragma unroll
         for (int k = 0; k < VEC; k++)
             y.v[k] = (floatX)phi((float)y.v[k]);

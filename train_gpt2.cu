@@ -1858,7 +1858,7 @@ typedef struct {
 
 // Gradients of one layer's activations, used again by every layer, and scratch.
 typedef struct {
-    float *partial, *stats;
+    float *partial, *stats, *beside_partial, *beside_workspace;
     floatX *dx, *dr, *dqkv, *d_o, *dh, *dlogits;
 } Dacts;
 
@@ -1869,6 +1869,14 @@ typedef struct {
     int *tokens;
     float *state, *x, *moments, *lse, *logits;
 } Decoder;
+
+// Gradients of weights, which the chain of activations' gradients does not wait for, have a stream
+// beside it; read: events, when that has read what the chain will overwrite.
+enum { READ_DX, READ_DH, READ_DQKV, READS };
+typedef struct {
+    cudaStream_t stream;
+    cudaEvent_t made, read[READS];
+} Beside;
 
 typedef struct {
     Config config;
@@ -1881,6 +1889,7 @@ typedef struct {
     Acts acts;
     Dacts dacts;
     Decoder decoder;
+    Beside beside;
     DeviceArena copies_arena, acts_arena, dacts_arena, decoder_arena;
     Batch batch;    // the one that model_forward sees next, or has seen
     double loss;    // nats, mean over the supervised positions of the batch
@@ -1991,6 +2000,8 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
         DEVICE("stats", float, Dacts, stats, B, NH, T, 2),
         DEVICE("partial", float, Dacts, partial, partial_size(m)),
+        DEVICE("partial beside", float, Dacts, beside_partial, partial_size(m)),
+        DEVICE("workspace beside", float, Dacts, beside_workspace, GEMM_WORKSPACE / 4),
     };
     const DeviceTensor decoder[] = {
         DEVICE("cache", floatX, Decoder, cache, D ? softmax : 0, D, positions, 3 * C),
@@ -2102,6 +2113,40 @@ static void model_forward(Model *m)
                  device->targets, device->input, N, m->V, m->Vp, stream);
 }
 
+// beside_start: the stream and its events; where times are taken all is in one stream.
+static void beside_start(Beside *b, cudaStream_t stream)
+{
+    if (b->stream)
+        return;
+    b->stream = stream;
+    if (!TIMING_ON)
+        CUDA_CHECK(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&b->made, cudaEventDisableTiming));
+    for (int i = 0; i < READS; i++)
+        CUDA_CHECK(cudaEventCreateWithFlags(&b->read[i], cudaEventDisableTiming));
+}
+
+// beside_weight: matmul_backward_weight beside the chain, from what it has made; read: of dout.
+static void beside_weight(Model *m, int read, float *dweight, float *dbias, const floatX *dout,
+                          const floatX *inp, size_t N, size_t C, size_t OC)
+{
+    const Beside *b = &m->beside;
+    void *workspace = gemm_workspace;
+    CUDA_CHECK(cudaEventRecord(b->made, m->device.stream));
+    CUDA_CHECK(cudaStreamWaitEvent(b->stream, b->made, 0));
+    gemm_workspace = m->dacts.beside_workspace;
+    matmul_backward_weight(dweight, 0, dbias, m->dacts.beside_partial, dout, inp, N, C, OC, OC, 1,
+                           b->stream);
+    gemm_workspace = workspace;
+    CUDA_CHECK(cudaEventRecord(b->read[read], b->stream));
+}
+
+// beside_wait: the chain waits until what `read` is of has been read.
+static void beside_wait(const Model *m, int read)
+{
+    CUDA_CHECK(cudaStreamWaitEvent(m->device.stream, m->beside.read[read], 0));
+}
+
 // model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
 static void model_backward(Model *m)
 {
@@ -2111,6 +2156,7 @@ static void model_backward(Model *m)
     const Acts acts = m->acts;
     const Dacts d = m->dacts;
     cudaStream_t stream = m->device.stream;
+    beside_start(&m->beside, stream);
     matmul_backward_weight(gpt2 ? sums.wte : sums.head_w, 0, NULL, d.partial, d.dlogits, acts.y, N,
                            C, m->V, m->Vp, 1, stream);
     matmul_backward_input(d.dr, d.dlogits, m->copies.head_w, N, C, m->Vp, stream);
@@ -2120,30 +2166,35 @@ static void model_backward(Model *m)
         const Acts k = layer_acts(m, l);
         const Params p = layer_params(&m->params, l, C), g = layer_params(&m->grads, l, C);
         const Copies w = layer_copies(&m->copies, l, C);
-        matmul_backward_weight(g.out_w, 0, g.out_b, d.partial, d.dx, k.g, N, 4 * C, C, C, 1,
-                               stream);
+        beside_weight(m, READ_DX, g.out_w, g.out_b, d.dx, k.g, N, 4 * C, C);
+        if (l + 1 < L)
+            beside_wait(m, READ_DH);
         matmul_backward_input(d.dh, d.dx, w.out_w, N, 4 * C, C, stream);
         gelu_backward(d.dh, g.fc_b, d.partial, d.dh, k.h, N, 4 * C, gpt2, stream);
-        matmul_backward_weight(g.fc_w, 0, NULL, d.partial, d.dh, k.r2, N, C, 4 * C, 4 * C, 1,
-                               stream);
+        beside_weight(m, READ_DH, g.fc_w, NULL, d.dh, k.r2, N, C, 4 * C);
         matmul_backward_input(d.dr, d.dh, w.fc_w, N, C, 4 * C, stream);
+        beside_wait(m, READ_DX);
         norm_backward(d.dx, g.ln2_w, g.ln2_b, d.partial, d.dr, k.r2, k.mean2, k.rstd2, k.mid,
                       p.ln2_w, N, C, 0, stream);
-        matmul_backward_weight(g.proj_w, 0, g.proj_b, d.partial, d.dx, k.o, N, C, C, C, 1, stream);
+        beside_weight(m, READ_DX, g.proj_w, g.proj_b, d.dx, k.o, N, C, C);
         matmul_backward_input(d.d_o, d.dx, w.proj_w, N, C, C, stream);
+        if (l + 1 < L)
+            beside_wait(m, READ_DQKV);
         if (k.norm)
             linear_attention_backward(d.dqkv, d.d_o, k.o, k.norm, k.qkv, d.stats, B, T, C, NH,
                                       causal, stream);
         else
             attention_backward(d.dqkv, d.d_o, k.o, k.lse, k.qkv, d.stats, B, T, C, NH, causal,
                                stream);
-        matmul_backward_weight(g.qkv_w, 0, g.qkv_b, d.partial, d.dqkv, k.r1, N, C, 3 * C, 3 * C, 1,
-                               stream);
+        beside_weight(m, READ_DQKV, g.qkv_w, g.qkv_b, d.dqkv, k.r1, N, C, 3 * C);
         matmul_backward_input(d.dr, d.dqkv, w.qkv_w, N, C, 3 * C, stream);
+        beside_wait(m, READ_DX);
         norm_backward(d.dx, g.ln1_w, g.ln1_b, d.partial, d.dr, k.r1, k.mean1, k.rstd1, k.x, p.ln1_w,
                       N, C, 0, stream);
     }
     embed_backward(sums.wte, sums.wpe, d.partial, d.dx, m->device.inputs, B, T, m->V, C, stream);
+    if (L > 0)
+        beside_wait(m, READ_DQKV); // the last that was given to the stream beside
 }
 
 // model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, after positions 0..t-1;

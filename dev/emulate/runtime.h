@@ -77,7 +77,8 @@ static cudaError_t emu_alloc(void **p, size_t bytes, EmuPlace place)
     return cudaSuccess;
 }
 
-// ---- the stream
+// ---- the stream, and one beside it, whose work is done as late as the first one's waiting allows:
+// what does not wait for it, though it should, then reads too early or overwrites what it reads
 
 typedef std::vector<std::function<void()>> EmuWork;
 
@@ -85,9 +86,40 @@ static std::deque<std::function<void()>> emu_queue;
 static long emu_queued, emu_done; // since the start
 static EmuWork *emu_recording;    // the graph that is being recorded
 
-// emu_queue_push: work for the stream, or for the graph.
-static void emu_queue_push(std::function<void()> work)
+static std::deque<std::function<void()>> emu_beside;      // what the one beside has not done
+static long emu_beside_given, emu_beside_done;            // since the start
+static long emu_beside_calls, emu_beside_joined;          // work calls, and those waited for
+
+// An event: what had been queued; of the stream beside: how many calls, and, when it comes to that,
+// how much work that was.
+typedef struct {
+    const void *graph;
+    long queued, calls, given;
+    bool beside;
+} EmuEvent;
+
+// emu_beside_run: do the first `until` pieces of work that the stream beside was ever given.
+static void emu_beside_run(long until)
 {
+    while (emu_beside_done < until) {
+        const std::function<void()> work = emu_beside.front();
+        emu_beside.pop_front();
+        emu_beside_done++;
+        work();
+    }
+}
+
+// emu_queue_push: work for a stream, or for the graph.
+static void emu_queue_push(std::function<void()> work, cudaStream_t stream)
+{
+    if (stream == (cudaStream_t)&emu_beside) {
+        const std::function<void()> later = work;
+        emu_beside_calls++;
+        work = [=] {
+            emu_beside.push_back(later);
+            emu_beside_given++;
+        };
+    }
     if (emu_recording) {
         emu_recording->push_back(work);
         return;
@@ -114,6 +146,7 @@ static cudaError_t emu_waits(const char *call)
     if (emu_recording)
         emu_fail(call, "cannot be recorded into a graph");
     emu_queue_run(emu_queued);
+    emu_beside_run(emu_beside_given);
     return cudaSuccess;
 }
 
@@ -268,7 +301,7 @@ cudaError_t cudaMemset(void *p, int value, size_t bytes)
 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream)
 {
-    emu_queue_push([=] { emu_set(p, value, bytes); });
+    emu_queue_push([=] { emu_set(p, value, bytes); }, stream);
     emu_in_stream(stream);
     return cudaSuccess;
 }
@@ -297,12 +330,11 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
             emu_fail("cudaMemcpyAsync", "records a copy of memory that is not pinned");
         const char *bytes = (const char *)from;
         const std::vector<char> now(bytes, bytes + (rows - 1) * from_pitch + row);
-        emu_queue_push([=] {
-            emu_copy(to, to_pitch, now.data(), from_pitch, row, rows, kind);
-        });
+        emu_queue_push([=] { emu_copy(to, to_pitch, now.data(), from_pitch, row, rows, kind); },
+                       stream);
         return cudaSuccess;
     }
-    emu_queue_push([=] { emu_copy(to, to_pitch, from, from_pitch, row, rows, kind); });
+    emu_queue_push([=] { emu_copy(to, to_pitch, from, from_pitch, row, rows, kind); }, stream);
     emu_in_stream(stream);
     if (kind == cudaMemcpyDeviceToHost && !emu_bytes_at(to, EMU_PINNED))
         emu_waits("cudaMemcpyAsync to memory that is not pinned");
@@ -317,7 +349,10 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
 {
-    *stream = (cudaStream_t)&emu_queue;
+    static int streams;
+    if (streams == 2)
+        emu_fail("cudaStreamCreateWithFlags", "more than two streams");
+    *stream = streams++ ? (cudaStream_t)&emu_beside : (cudaStream_t)&emu_queue;
     return cudaSuccess;
 }
 
@@ -340,7 +375,7 @@ cudaError_t cudaDeviceReset(void)
 
 cudaError_t cudaEventCreate(cudaEvent_t *event)
 {
-    *event = (cudaEvent_t) new long(0);
+    *event = (cudaEvent_t) new EmuEvent();
     return cudaSuccess;
 }
 
@@ -349,17 +384,37 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
     return cudaEventCreate(event);
 }
 
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t)
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 {
-    if (emu_recording)
-        emu_fail("cudaEventRecord", "cannot be recorded into a graph here");
-    *(long *)event = emu_queued;
+    EmuEvent *e = (EmuEvent *)event;
+    e->graph = emu_recording;
+    e->queued = emu_queued;
+    e->beside = stream == (cudaStream_t)&emu_beside;
+    e->calls = emu_beside_calls;
+    if (e->beside)
+        emu_queue_push([=] { e->given = emu_beside_given; }, (cudaStream_t)&emu_queue);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
+{
+    const EmuEvent *e = (const EmuEvent *)event;
+    if (e->graph != emu_recording)
+        emu_fail("cudaStreamWaitEvent", "of an event recorded in another graph, or in none");
+    if (e->beside == (stream == (cudaStream_t)&emu_beside))
+        emu_fail("cudaStreamWaitEvent", "of an event of the same stream");
+    if (e->beside) {
+        emu_beside_joined = e->calls > emu_beside_joined ? e->calls : emu_beside_joined;
+        emu_queue_push([=] { emu_beside_run(e->given); }, stream);
+    }
     return cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    emu_queue_run(*(long *)event);
+    if (((EmuEvent *)event)->graph)
+        emu_fail("cudaEventSynchronize", "of an event that a graph has recorded");
+    emu_queue_run(((EmuEvent *)event)->queued);
     return cudaSuccess;
 }
 
@@ -372,7 +427,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t, cudaEvent_t)
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
-    delete (long *)event;
+    delete (EmuEvent *)event;
     return cudaSuccess;
 }
 
@@ -386,6 +441,8 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode)
 
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *graph)
 {
+    if (emu_beside_joined < emu_beside_calls)
+        emu_fail("cudaStreamEndCapture", "work beside the stream that it does not wait for");
     *graph = (cudaGraph_t)emu_recording;
     emu_recording = NULL;
     return cudaSuccess;
@@ -406,7 +463,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t)
 {
     for (const std::function<void()> &work : *(EmuWork *)exec)
-        emu_queue_push(work);
+        emu_queue_push(work, (cudaStream_t)&emu_queue);
     return cudaSuccess;
 }
 }

@@ -274,7 +274,7 @@ static __device__ inline void tile_store(floatX *y, floatX *tile, const float su
 
 // forward_store: out and lse (linear: norm) of a warp's 16 MT queries of one head, from `row`, as
 // far as `end`. tile: see tile_store.
-template <int HS, int PHI, int MT>
+template <int HS, int LINEAR, int MT>
 static __device__ inline void forward_store(floatX *out, float *lse, floatX *tile,
                                             const float o[MT][HS / 8][4], const float top[MT][2],
                                             const float sum[MT][2], int head, int row, int end,
@@ -288,64 +288,15 @@ static __device__ inline void forward_store(floatX *out, float *lse, floatX *til
         *all = sum[i / 2][i % 2];
         *all += __shfl_xor_sync(~0u, *all, 1);
         *all += __shfl_xor_sync(~0u, *all, 2);
-        *all += PHI ? LINEAR_EPS : 0;
+        *all += LINEAR ? LINEAR_EPS : 0;
         if (u < end && threadIdx.x % 4 == 0)
-            lse[(size_t)head * T + u] = PHI ? *all : LN2 * (top[i / 2][i % 2] + log2f(*all));
+            lse[(size_t)head * T + u] = LINEAR ? *all : LN2 * (top[i / 2][i % 2] + log2f(*all));
     }
     out += (size_t)(head / NH) * T * C + head % NH * HS;
 #pragma unroll
     for (int m = 0; m < MT; m++)
         tile_store<HS>(out, tile + 16 * m * (HS + 8), o[m], 1 / total[m][0], 1 / total[m][1], NULL,
                        C, row + 16 * m, end);
-}
-
-// forward_bytes: shared memory of a block of attention_forward_kernel.
-static size_t forward_bytes(int HS, int WARPS, int MT, int OT)
-{
-    return (size_t)(16 * WARPS * MT + 4 * OT) * (HS + 8) * sizeof(floatX);
-}
-
-// attention_forward_kernel: out and lse of 16 WARPS MT queries of one head: a warp has 16 MT of
-// them and walks over the keys, OT at a time, the next already on their way. The block that has
-// fewer queries has the first ones: there are few keys to walk over with half its warps idle.
-template <int HS, int WARPS, int MT, int OT, int BLOCKS>
-static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
-    attention_forward_kernel(floatX *out, float *lse, const floatX *qkv, int T, int C, int NH,
-                             int causal)
-{
-    enum { ROWS = 16 * WARPS * MT, LD = HS + 8, STAGE = 2 * OT * LD };
-    extern __shared__ __align__(16) floatX tiles[]; // q [ROWS][LD], then twice k, v [OT][LD]
-    const int2 place = tile_place<1>((T + ROWS - 1) / ROWS, (size_t)T * 2 * HS);
-    const int head = place.x, end = T - place.y * ROWS, first = max(0, end - ROWS);
-    const int row = first + threadIdx.x / WARP * 16 * MT; // of this warp
-    const int last = ((causal ? end : T) - 1) / OT;
-    const floatX *x = qkv + (size_t)(head / NH) * T * 3 * C + head % NH * HS;
-    float o[MT][HS / 8][4] = {}, top[MT][2], sum[MT][2] = {};
-    for (int i = 0; i < 2 * MT; i++)
-        top[i / 2][i % 2] = -INFINITY;
-    tile_fetch<HS, ROWS, WARPS>(tiles, x, 3 * C, first, end);
-    tile_fetch<HS, OT, WARPS>(tiles + ROWS * LD, x + C, 3 * C, 0, T);
-    tile_fetch<HS, OT, WARPS>(tiles + (ROWS + OT) * LD, x + 2 * C, 3 * C, 0, T);
-    for (int j = 0; j <= last; j++) {
-        floatX *keys = tiles + ROWS * LD + j % 2 * STAGE;
-        floatX *next = tiles + ROWS * LD + (j + 1) % 2 * STAGE;
-        copy_wait();
-        __syncthreads(); // keys, v are there; nobody reads `next` any more
-        if (j < last) {
-            tile_fetch<HS, OT, WARPS>(next, x + C, 3 * C, (j + 1) * OT, T);
-            tile_fetch<HS, OT, WARPS>(next + OT * LD, x + 2 * C, 3 * C, (j + 1) * OT, T);
-        }
-        if (row >= end || (causal && j * OT >= row + 16 * MT))
-            continue;
-        float s[MT][OT / 8][4] = {};
-        pairs_dots<HS, MT, OT>(s, tiles + (row - first) * LD, keys);
-        if ((j + 1) * OT > T || (causal && (j + 1) * OT > row + 1))
-            pairs_mask<MT, OT, 0>(s, -INFINITY, row, j * OT, T, causal);
-        softmax_step<HS, MT, OT>(s, o, top, sum); // key 0 comes first: now the top is above -inf
-        pairs_sum<HS, MT, OT>(o, s, keys + OT * LD);
-    }
-    forward_store<HS, 0, MT>(out, lse, tiles + (row - first) * LD, o, top, sum, head, row, end, T,
-                             C, NH);
 }
 
 // ---- backward
@@ -356,33 +307,32 @@ static size_t backward_bytes(int HS, int WARPS, int OT)
     return (size_t)(2 * 16 * WARPS + 4 * OT) * (HS + 8) * sizeof(floatX) + 2 * OT * sizeof(float2);
 }
 
-// RowsOfOut: what tile_stats needs of 8 N rows of out (T,HS): a lane has a quarter of N of them.
-template <int HS, int N> struct RowsOfOut {
-    Pack<floatX, 8> out[N][HS / 32];
-    float lse[N];
-};
-
-// out_fetch: start loading the rows from `row` on, the last one below `end` again from there on.
+// out_fetch: load what tile_stats needs of 8 N rows of out (T,HS) and lse from `row`, a lane a
+// quarter of N of them; from `end` on the last one again.
 template <int HS, int N>
-static __device__ inline void out_fetch(RowsOfOut<HS, N> *x, const floatX *out, const float *lse,
-                                        int C, int row, int end)
+static __device__ inline void out_fetch(Pack<floatX, 8> rows[N][HS / 32], float weight[N],
+                                        const floatX *out, const float *lse, int C, int row,
+                                        int end)
 {
 #pragma unroll
     for (int i = 0; i < N; i++) {
         const int r = min(row + 8 * i + (int)threadIdx.x % WARP / 4, end - 1);
-        x->lse[i] = lse[r];
+        weight[i] = lse[r];
+        out += (size_t)r * C + threadIdx.x % 4 * 8;
 #pragma unroll
         for (int c = 0; c < HS / 32; c++)
-            x->out[i][c] =
-                *(const Pack<floatX, 8> *)(out + (size_t)r * C + 32 * c + threadIdx.x % 4 * 8);
+            rows[i][c] = *(const Pack<floatX, 8> *)(out + 32 * c);
+        out -= (size_t)r * C + threadIdx.x % 4 * 8;
     }
 }
 
-// tile_stats: stats and own = (log2 of the softmax's divisor or, PHI, 1 / norm; D = dout.out) of 8 N
-// rows from `row`, to the four lanes of a row; 0 from `end` on. dout: these rows, in shared memory.
+// tile_stats: stats and own = (log2 of the softmax's divisor or, PHI, 1 / norm; D = dout.out) of
+// 8 N rows from `row`, to a row's four lanes; 0 from `end` on. dout: these rows in shared memory.
 template <int HS, int PHI, int N>
-static __device__ inline void tile_stats(float2 *stats, float2 own[N], const RowsOfOut<HS, N> *x,
-                                         const floatX *dout, int row, int end)
+static __device__ inline void tile_stats(float2 *stats, float2 own[N],
+                                         const Pack<floatX, 8> out[N][HS / 32],
+                                         const float weight[N], const floatX *dout, int row,
+                                         int end)
 {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
@@ -395,14 +345,12 @@ static __device__ inline void tile_stats(float2 *stats, float2 own[N], const Row
                                                                  (HS + 8) + 32 * c + lane % 4 * 8);
 #pragma unroll
             for (int k = 0; k < 8; k++)
-                D += (float)x->out[i][c].v[k] * (float)y.v[k];
+                D += (float)out[i][c].v[k] * (float)y.v[k];
         }
         D += __shfl_xor_sync(~0u, D, 1);
         D += __shfl_xor_sync(~0u, D, 2);
-        own[i] = {PHI ? 1 / x->lse[i] : LOG2E * x->lse[i], D};
-        if (r >= end)
-            own[i] = {0, 0};
-        else if (lane % 4 == 0)
+        own[i] = {r < end ? PHI ? 1 / weight[i] : LOG2E * weight[i] : 0, D};
+        if (r < end && lane % 4 == 0)
             stats[r] = own[i];
     }
 }
@@ -452,7 +400,7 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     const int2 place = tile_place<!SIDE>((T + ROWS - 1) / ROWS, (size_t)T * 2 * HS);
     const int head = place.x, nth = place.y;
     const int end = SIDE ? min(T, (nth + 1) * ROWS) : T - nth * ROWS;
-    const int first = SIDE ? nth * ROWS : max(0, end - ROWS); // see the forward kernel
+    const int first = SIDE ? nth * ROWS : max(0, end - ROWS); // see attention_rows_kernel
     const int row = first + threadIdx.x / WARP * 16;          // of this warp
     const int begin = SIDE && causal ? first / OT : 0;
     const int last = ((causal && !SIDE ? end : T) - 1) / OT;
@@ -475,14 +423,16 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     tile_fetch<HS, ROWS, WARPS>(own, SIDE ? k : q, 3 * C, first, end);
     tile_fetch<HS, ROWS, WARPS>(own + ROWS * LD, SIDE ? v : g, SIDE ? 3 * C : C, first, end);
     fetch(begin);
-    RowsOfOut<HS, 2> rows; // on their way with the tiles
+    Pack<floatX, 8> rows[2][HS / 32]; // of out, on their way with the tiles
+    float weight[2];
     if (!SIDE)
-        out_fetch<HS, 2>(&rows, out + out_at, lse + (size_t)head * T, C, row, end);
+        out_fetch<HS, 2>(rows, weight, out + out_at, lse + (size_t)head * T, C, row, end);
     own += (row - first) * LD + row_at(lane, LD);
     copy_wait();
     __syncthreads();
     if (!SIDE)
-        tile_stats<HS, 0, 2>(stats, own_stats, &rows, tiles + (ROWS + row - first) * LD, row, end);
+        tile_stats<HS, 0, 2>(stats, own_stats, rows, weight, tiles + (ROWS + row - first) * LD, row,
+                             end);
 #pragma unroll
     for (int i = 0; i < KEEP * HS / 16; i++) // tile, then column
         kept[i / (HS / 16)][i % (HS / 16)] =
@@ -531,16 +481,17 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
                        3 * C, row, end);
 }
 
-// ---- linear attention
+// ---- softmax forward, linear attention
 
-// Its four results have one form: y_r = sum over the others o that row r sees of w_ro z_o, with
+// These results have one form: y_r = sum over the others o that row r sees of w_ro z_o, with
 //             rows, others         w_ro                            z
+// SOFTMAX_OUT   queries, keys      exp(q_r.k_o / sqrt(HS))         v        out = y / sum of w
 //   LINEAR_OUT  queries, keys      phi(q_r).phi(k_o)               v        out = y / norm
 //   LINEAR_DQ   queries, keys      (dout_r.v_o - D_r) / norm_r     phi(k)   dq = y phi'(q)
 //   LINEAR_DK   keys, queries      (v_r.dout_o - D_o) / norm_o     phi(q)   dk = y phi'(k)
 //   LINEAR_DV   keys, queries      phi(k_r).phi(q_o) / norm_o      dout     dv = y
 // and D = dout.out.
-enum { LINEAR_OUT, LINEAR_DQ, LINEAR_DK, LINEAR_DV };
+enum { SOFTMAX_OUT, LINEAR_OUT, LINEAR_DQ, LINEAR_DK, LINEAR_DV };
 
 // linear_weights: s, products of a warp's 16 MT rows and OT others, become w of the table above.
 template <int PASS, int MT, int OT>
@@ -556,29 +507,57 @@ static __device__ inline void linear_weights(float s[MT][OT / 8][4], const float
     }
 }
 
-// linear_bytes: shared memory of a block of linear_attention_kernel.
-static size_t linear_bytes(int HS, int WARPS, int MT, int OT)
+// rows_step: a warp's 16 MT rows from `row`, y in shared memory, and OT others from `from`: what
+// stands in the table as w comes from y and other_y and is summed with z into o. sum: of w; of the
+// softmax all three are relative to 2^top.
+template <int HS, int PASS, int MT, int OT>
+static __device__ inline void rows_step(float o[MT][HS / 8][4], float top[MT][2], float sum[MT][2],
+                                        const float2 own[MT][2], const float2 *stats,
+                                        const floatX *y, const floatX *other_y, const floatX *z,
+                                        int row, int from, int T, int causal)
 {
-    return forward_bytes(HS, WARPS, MT, OT) + 2 * OT * sizeof(float2);
+    enum { KEYS = PASS >= LINEAR_DK, SOFTMAX = PASS == SOFTMAX_OUT };
+    float s[MT][OT / 8][4] = {};
+    pairs_dots<HS, MT, OT>(s, y, other_y);
+    if (PASS >= LINEAR_DQ)
+        linear_weights<PASS, MT, OT>(s, own, stats);
+    if (from + OT > T || (causal && (KEYS ? from < row + 16 * MT - 1 : from + OT > row + 1)))
+        pairs_mask<MT, OT, KEYS>(s, SOFTMAX ? -INFINITY : 0, row, from, T, causal);
+    if (SOFTMAX)
+        softmax_step<HS, MT, OT>(s, o, top, sum); // key 0 comes first: now the top is above -inf
+#pragma unroll
+    for (int i = 0; PASS == LINEAR_OUT && i < MT * OT / 2; i++)
+        sum[i / (OT / 2)][i % 4 / 2] += s[i / (OT / 2)][i / 4 % (OT / 8)][i % 4];
+    pairs_sum<HS, MT, OT>(o, s, z);
 }
 
-// linear_attention_kernel: PASS: which of the four, for 16 WARPS MT rows of one head; otherwise as
-// attention_forward_kernel. y: out, or dqkv. norm is LINEAR_OUT's to write; stats (B,NH,T), 1 /
-// norm and D, LINEAR_DQ's, before LINEAR_DK and LINEAR_DV.
+// rows_bytes: shared memory of a block of attention_rows_kernel.
+static size_t rows_bytes(int HS, int WARPS, int MT, int OT)
+{
+    return (size_t)(16 * WARPS * MT + 4 * OT) * (HS + 8) * sizeof(floatX) + 2 * OT * sizeof(float2);
+}
+
+// attention_rows_kernel: PASS: which of the table, for 16 WARPS MT rows of one head: a warp has
+// 16 MT of them and walks over the others, OT at a time, the next already on their way. The block
+// that has fewer queries has the first ones: there are few keys to walk over with half its warps
+// idle. y: out, or dqkv. norm, or the softmax's lse, is OUT's to write; stats (B,NH,T), 1 / norm
+// and D, LINEAR_DQ's, before LINEAR_DK and LINEAR_DV.
 template <int HS, int PASS, int WARPS, int MT, int OT, int BLOCKS>
 static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
-    linear_attention_kernel(floatX *y, float *norm, float2 *stats, const floatX *dout,
-                            const floatX *out, const floatX *qkv, int T, int C, int NH, int causal)
+    attention_rows_kernel(floatX *y, float *norm, float2 *stats, const floatX *dout,
+                          const floatX *out, const floatX *qkv, int T, int C, int NH, int causal)
 {
     enum { ROWS = 16 * WARPS * MT, LD = HS + 8, STAGE = 2 * OT * LD, KEYS = PASS >= LINEAR_DK };
-    enum { OUT = PASS == LINEAR_OUT, DQ = PASS == LINEAR_DQ, DK = PASS == LINEAR_DK,
+    enum { OUT = PASS <= LINEAR_OUT, DQ = PASS == LINEAR_DQ, DK = PASS == LINEAR_DK,
            DV = PASS == LINEAR_DV };
+    enum { FEW = OT > 16 ? OT / 2 : OT }; // others of a step where a warp has no more to see
     extern __shared__ __align__(16) floatX tiles[]; // x [ROWS][LD], twice others [2][OT][LD], stats
-    const int2 place = tile_place<DQ || DV>((T + ROWS - 1) / ROWS, (size_t)T * 2 * HS);
-    const int head = place.x, nth = place.y;
+    const int2 place = tile_place<PASS == SOFTMAX_OUT || DQ || DV>((T + ROWS - 1) / ROWS,
+                                                                   (size_t)T * 2 * HS);
+    const int head = place.x, nth = place.y; // of its tiles
     const int end = KEYS ? min(T, (nth + 1) * ROWS) : T - nth * ROWS;
-    const int first = KEYS ? nth * ROWS : max(0, end - ROWS); // see attention_forward_kernel
-    const int row = first + threadIdx.x / WARP * 16 * MT;     // of this warp
+    const int first = KEYS ? nth * ROWS : max(0, end - ROWS);
+    const int row = first + threadIdx.x / WARP * 16 * MT; // of this warp
     const int begin = KEYS && causal ? first / OT : 0;
     const int last = ((causal && !KEYS ? end : T) - 1) / OT;
     const size_t at = (size_t)(head / NH) * T * 3 * C + head % NH * HS;
@@ -586,7 +565,10 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     const floatX *q = qkv + at, *k = q + C, *v = k + C, *g = OUT ? NULL : dout + out_at;
     const floatX *other_y = OUT ? k : DQ ? v : DK ? g : q, *other_z = OUT ? v : DQ ? k : DK ? q : g;
     float2 *other_stats = (float2 *)(tiles + ROWS * LD + 2 * STAGE), own_stats[MT][2];
-    float o[MT][HS / 8][4] = {}, sum[MT][2] = {};
+    floatX *own = tiles + (row - first) * LD;
+    float o[MT][HS / 8][4] = {}, top[MT][2], sum[MT][2] = {};
+    for (int i = 0; i < 2 * MT; i++)
+        top[i / 2][i % 2] = -INFINITY;
     stats += (size_t)head * T;
     const auto fetch = [=](int j) {
         floatX *to = tiles + ROWS * LD + j % 2 * STAGE;
@@ -599,11 +581,12 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     tile_fetch<HS, ROWS, WARPS>(tiles, OUT ? q : DQ ? g : DK ? v : k, DQ ? C : 3 * C, first, end);
     fetch(begin);
     if (DQ) {
-        RowsOfOut<HS, 2 * MT> rows; // on their way with the tiles
-        out_fetch<HS, 2 * MT>(&rows, out + out_at, norm + (size_t)head * T, C, row, end);
+        Pack<floatX, 8> rows[2 * MT][HS / 32]; // of out, on their way with the tiles
+        float weight[2 * MT];
+        out_fetch<HS, 2 * MT>(rows, weight, out + out_at, norm + (size_t)head * T, C, row, end);
         copy_wait();
         __syncthreads();
-        tile_stats<HS, 1, 2 * MT>(stats, own_stats[0], &rows, tiles + (row - first) * LD, row, end);
+        tile_stats<HS, 1, 2 * MT>(stats, own_stats[0], rows, weight, own, row, end);
     }
     for (int j = begin; j <= last; j++) {
         const floatX *others = tiles + ROWS * LD + j % 2 * STAGE;
@@ -611,26 +594,25 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
         __syncthreads(); // the others of j are there; nobody reads those of j - 1 any more
         if (j < last)
             fetch(j + 1);
-        if (row >= end || (causal && (KEYS ? (j + 1) * OT <= row : j * OT >= row + 16 * MT)))
+        const int seen = (causal && !KEYS ? min(T, row + 16 * MT) : T) - j * OT; // by any row
+        if (row >= end || seen <= 0 || (KEYS && causal && (j + 1) * OT <= row))
             continue;
-        float s[MT][OT / 8][4] = {};
-        pairs_dots<HS, MT, OT>(s, tiles + (row - first) * LD, others);
-        if (!OUT)
-            linear_weights<PASS, MT, OT>(s, own_stats, other_stats + j % 2 * OT);
-        if ((j + 1) * OT > T ||
-            (causal && (KEYS ? j * OT < row + 16 * MT - 1 : (j + 1) * OT > row + 1)))
-            pairs_mask<MT, OT, KEYS>(s, 0, row, j * OT, T, causal);
-#pragma unroll
-        for (int i = 0; OUT && i < MT * OT / 2; i++)
-            sum[i / (OT / 2)][i % 4 / 2] += s[i / (OT / 2)][i / 4 % (OT / 8)][i % 4];
-        pairs_sum<HS, MT, OT>(o, s, others + OT * LD);
+        const int skip = KEYS && causal && row - j * OT >= FEW ? OT - FEW : 0; // others before all
+        const int from = j * OT + skip;
+        const float2 *z = other_stats + j % 2 * OT + skip;
+        others += skip * LD;
+        if (seen > FEW && !skip)
+            rows_step<HS, PASS, MT, OT>(o, top, sum, own_stats, z, own, others, others + OT * LD,
+                                        row, from, T, causal);
+        else
+            rows_step<HS, PASS, MT, FEW>(o, top, sum, own_stats, z, own, others, others + OT * LD,
+                                         row, from, T, causal);
     }
-    floatX *tile = tiles + (row - first) * LD;
     if (OUT)
-        forward_store<HS, 1, MT>(y, norm, tile, o, NULL, sum, head, row, end, T, C, NH);
+        forward_store<HS, PASS, MT>(y, norm, own, o, top, sum, head, row, end, T, C, NH);
 #pragma unroll
     for (int m = 0; m < (OUT ? 0 : MT); m++)
-        tile_store<HS>(y + at + (DK ? C : DV ? 2 * C : 0), tile + 16 * m * LD, o[m], 1, 1,
+        tile_store<HS>(y + at + (DK ? C : DV ? 2 * C : 0), own + 16 * m * LD, o[m], 1, 1,
                        DV ? NULL : DK ? k : q, 3 * C, row + 16 * m, end);
 }
 #endif
@@ -774,19 +756,20 @@ static void attention_fits(size_t T, size_t C, size_t NH)
 }
 
 #ifdef PRECISION_BF16
-// attention_forward_tiled, attention_backward_tiled: launch the tiles of one head size. WARPS, MT,
-// OT: see the kernels. BLOCKS: blocks a multiprocessor shall have registers for.
-template <int HS, int WARPS, int MT, int OT, int BLOCKS>
-static void attention_forward_tiled(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T,
-                                    size_t C, size_t NH, int causal, cudaStream_t stream)
+// attention_rows_tiled, attention_backward_tiled: launch the tiles of one head size; WARPS, MT, OT;
+// y, norm, stats: see the kernels. BLOCKS: blocks a multiprocessor shall have registers for.
+template <int HS, int PASS, int WARPS, int MT, int OT, int BLOCKS>
+static void attention_rows_tiled(floatX *y, float *norm, float *stats, const floatX *dout,
+                                 const floatX *out, const floatX *qkv, size_t B, size_t T, size_t C,
+                                 size_t NH, int causal, cudaStream_t stream)
 {
     const size_t rows = 16 * WARPS * MT;
-    LAUNCH((attention_forward_kernel<HS, WARPS, MT, OT, BLOCKS>),
-           B * NH * ((T + rows - 1) / rows), WARPS * WARP, forward_bytes(HS, WARPS, MT, OT), stream,
-           out, lse, qkv, (int)T, (int)C, (int)NH, causal);
+    LAUNCH((attention_rows_kernel<HS, PASS, WARPS, MT, OT, BLOCKS>),
+           B * NH * ((T + rows - 1) / rows), WARPS * WARP, rows_bytes(HS, WARPS, MT, OT), stream,
+           y, norm, (float2 *)stats, dout, out, qkv, (int)T, (int)C, (int)NH, causal);
 }
 
-// attention_backward_tiled: see attention_forward_tiled.
+// attention_backward_tiled: see attention_rows_tiled.
 template <int HS, int SIDE, int WARPS, int OT, int BLOCKS>
 static void attention_backward_tiled(floatX *dqkv, const floatX *dout, const floatX *out,
                                      const float *lse, const floatX *qkv, float *scratch, size_t B,
@@ -798,18 +781,6 @@ static void attention_backward_tiled(floatX *dqkv, const floatX *dout, const flo
            qkv, (int)T, (int)C, (int)NH, causal);
 }
 
-// linear_attention_tiled: see attention_forward_tiled; y, norm, stats: see the kernel.
-template <int HS, int PASS, int WARPS, int MT, int OT, int BLOCKS>
-static void linear_attention_tiled(floatX *y, float *norm, float *stats, const floatX *dout,
-                                   const floatX *out, const floatX *qkv, size_t B, size_t T,
-                                   size_t C, size_t NH, int causal, cudaStream_t stream)
-{
-    const size_t rows = 16 * WARPS * MT;
-    LAUNCH((linear_attention_kernel<HS, PASS, WARPS, MT, OT, BLOCKS>),
-           B * NH * ((T + rows - 1) / rows), WARPS * WARP, linear_bytes(HS, WARPS, MT, OT), stream,
-           y, norm, (float2 *)stats, dout, out, qkv, (int)T, (int)C, (int)NH, causal);
-}
-
 // linear_backward_tiled: the three gradients, dq first: it has the stats that the others need.
 template <int HS, int WARPS, int MT, int OT, int BLOCKS>
 static void linear_backward_tiled(floatX *dqkv, const floatX *dout, const floatX *out,
@@ -817,12 +788,12 @@ static void linear_backward_tiled(floatX *dqkv, const floatX *dout, const floatX
                                   size_t T, size_t C, size_t NH, int causal, cudaStream_t stream)
 {
     float *read = (float *)norm; // LINEAR_OUT alone writes it
-    linear_attention_tiled<HS, LINEAR_DQ, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out,
-                                                                 qkv, B, T, C, NH, causal, stream);
-    linear_attention_tiled<HS, LINEAR_DK, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out,
-                                                                 qkv, B, T, C, NH, causal, stream);
-    linear_attention_tiled<HS, LINEAR_DV, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out,
-                                                                 qkv, B, T, C, NH, causal, stream);
+    attention_rows_tiled<HS, LINEAR_DQ, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out, qkv,
+                                                               B, T, C, NH, causal, stream);
+    attention_rows_tiled<HS, LINEAR_DK, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out, qkv,
+                                                               B, T, C, NH, causal, stream);
+    attention_rows_tiled<HS, LINEAR_DV, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out, qkv,
+                                                               B, T, C, NH, causal, stream);
 }
 #endif
 
@@ -866,15 +837,16 @@ static void attention_forward_any(floatX *out, float *lse, const floatX *qkv, si
         return;
     }
 #ifdef PRECISION_BF16
-#define FORWARD_TILED(HS, WARPS, MT, OT, BLOCKS) \
-    linear ? linear_attention_tiled<HS, LINEAR_OUT, WARPS, MT, OT, BLOCKS>( \
-                 out, lse, NULL, NULL, NULL, qkv, B, T, C, NH, causal, stream) \
-           : attention_forward_tiled<HS, WARPS, MT, OT, BLOCKS>(out, lse, qkv, B, T, C, NH, \
-                                                                causal, stream)
-    switch (C / NH) {
-    case 64: FORWARD_TILED(64, 4, 2, 32, 3); break;
-    case 128: FORWARD_TILED(128, 4, 2, 32, 2); break;
-    default: FORWARD_TILED(192, 6, 1, 32, 2);
+#define FORWARD_TILED(HS, PASS, WARPS, MT, OT, BLOCKS) \
+    attention_rows_tiled<HS, PASS, WARPS, MT, OT, BLOCKS>(out, lse, NULL, NULL, NULL, qkv, B, T, \
+                                                          C, NH, causal, stream)
+    switch (linear ? -(int)(C / NH) : (int)(C / NH)) {
+    case 64: FORWARD_TILED(64, SOFTMAX_OUT, 4, 2, 32, 3); break;
+    case 128: FORWARD_TILED(128, SOFTMAX_OUT, 4, 2, 32, 2); break;
+    case 192: FORWARD_TILED(192, SOFTMAX_OUT, 6, 1, 32, 2); break;
+    case -64: FORWARD_TILED(64, LINEAR_OUT, 4, 2, 32, 3); break;
+    case -128: FORWARD_TILED(128, LINEAR_OUT, 4, 2, 32, 2); break;
+    case -192: FORWARD_TILED(192, LINEAR_OUT, 4, 2, 16, 2);
     }
 #endif
 }
@@ -906,7 +878,7 @@ static void attention_backward_any(floatX *dqkv, const floatX *dout, const float
     case 192: BACKWARD_TILED(192, 4, 32, 2, 2); break;
     case -64: LINEAR_TILED(64, 4, 2, 32, 3); break;
     case -128: LINEAR_TILED(128, 4, 2, 32, 2); break;
-    case -192: LINEAR_TILED(192, 6, 1, 32, 2);
+    case -192: LINEAR_TILED(192, 4, 2, 16, 2);
     }
 #endif
 }
@@ -1858,7 +1830,7 @@ typedef struct {
 
 // Gradients of one layer's activations, used again by every layer, and scratch.
 typedef struct {
-    float *partial, *stats, *beside_partial, *beside_workspace;
+    float *partial, *stats;
     floatX *dx, *dr, *dqkv, *d_o, *dh, *dlogits;
 } Dacts;
 
@@ -1869,14 +1841,6 @@ typedef struct {
     int *tokens;
     float *state, *x, *moments, *lse, *logits;
 } Decoder;
-
-// Gradients of weights, which the chain of activations' gradients does not wait for, have a stream
-// beside it; read: events, when that has read what the chain will overwrite.
-enum { READ_DX, READ_DH, READ_DQKV, READS };
-typedef struct {
-    cudaStream_t stream;
-    cudaEvent_t made, read[READS];
-} Beside;
 
 typedef struct {
     Config config;
@@ -1889,7 +1853,6 @@ typedef struct {
     Acts acts;
     Dacts dacts;
     Decoder decoder;
-    Beside beside;
     DeviceArena copies_arena, acts_arena, dacts_arena, decoder_arena;
     Batch batch;    // the one that model_forward sees next, or has seen
     double loss;    // nats, mean over the supervised positions of the batch
@@ -2000,8 +1963,6 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
         DEVICE("stats", float, Dacts, stats, B, NH, T, 2),
         DEVICE("partial", float, Dacts, partial, partial_size(m)),
-        DEVICE("partial beside", float, Dacts, beside_partial, partial_size(m)),
-        DEVICE("workspace beside", float, Dacts, beside_workspace, GEMM_WORKSPACE / 4),
     };
     const DeviceTensor decoder[] = {
         DEVICE("cache", floatX, Decoder, cache, D ? softmax : 0, D, positions, 3 * C),
@@ -2113,40 +2074,6 @@ static void model_forward(Model *m)
                  device->targets, device->input, N, m->V, m->Vp, stream);
 }
 
-// beside_start: the stream and its events; where times are taken all is in one stream.
-static void beside_start(Beside *b, cudaStream_t stream)
-{
-    if (b->stream)
-        return;
-    b->stream = stream;
-    if (!TIMING_ON)
-        CUDA_CHECK(cudaStreamCreateWithFlags(&b->stream, cudaStreamNonBlocking));
-    CUDA_CHECK(cudaEventCreateWithFlags(&b->made, cudaEventDisableTiming));
-    for (int i = 0; i < READS; i++)
-        CUDA_CHECK(cudaEventCreateWithFlags(&b->read[i], cudaEventDisableTiming));
-}
-
-// beside_weight: matmul_backward_weight beside the chain, from what it has made; read: of dout.
-static void beside_weight(Model *m, int read, float *dweight, float *dbias, const floatX *dout,
-                          const floatX *inp, size_t N, size_t C, size_t OC)
-{
-    const Beside *b = &m->beside;
-    void *workspace = gemm_workspace;
-    CUDA_CHECK(cudaEventRecord(b->made, m->device.stream));
-    CUDA_CHECK(cudaStreamWaitEvent(b->stream, b->made, 0));
-    gemm_workspace = m->dacts.beside_workspace;
-    matmul_backward_weight(dweight, 0, dbias, m->dacts.beside_partial, dout, inp, N, C, OC, OC, 1,
-                           b->stream);
-    gemm_workspace = workspace;
-    CUDA_CHECK(cudaEventRecord(b->read[read], b->stream));
-}
-
-// beside_wait: the chain waits until what `read` is of has been read.
-static void beside_wait(const Model *m, int read)
-{
-    CUDA_CHECK(cudaStreamWaitEvent(m->device.stream, m->beside.read[read], 0));
-}
-
 // model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
 static void model_backward(Model *m)
 {
@@ -2156,7 +2083,6 @@ static void model_backward(Model *m)
     const Acts acts = m->acts;
     const Dacts d = m->dacts;
     cudaStream_t stream = m->device.stream;
-    beside_start(&m->beside, stream);
     matmul_backward_weight(gpt2 ? sums.wte : sums.head_w, 0, NULL, d.partial, d.dlogits, acts.y, N,
                            C, m->V, m->Vp, 1, stream);
     matmul_backward_input(d.dr, d.dlogits, m->copies.head_w, N, C, m->Vp, stream);
@@ -2166,35 +2092,30 @@ static void model_backward(Model *m)
         const Acts k = layer_acts(m, l);
         const Params p = layer_params(&m->params, l, C), g = layer_params(&m->grads, l, C);
         const Copies w = layer_copies(&m->copies, l, C);
-        beside_weight(m, READ_DX, g.out_w, g.out_b, d.dx, k.g, N, 4 * C, C);
-        if (l + 1 < L)
-            beside_wait(m, READ_DH);
+        matmul_backward_weight(g.out_w, 0, g.out_b, d.partial, d.dx, k.g, N, 4 * C, C, C, 1,
+                               stream);
         matmul_backward_input(d.dh, d.dx, w.out_w, N, 4 * C, C, stream);
         gelu_backward(d.dh, g.fc_b, d.partial, d.dh, k.h, N, 4 * C, gpt2, stream);
-        beside_weight(m, READ_DH, g.fc_w, NULL, d.dh, k.r2, N, C, 4 * C);
+        matmul_backward_weight(g.fc_w, 0, NULL, d.partial, d.dh, k.r2, N, C, 4 * C, 4 * C, 1,
+                               stream);
         matmul_backward_input(d.dr, d.dh, w.fc_w, N, C, 4 * C, stream);
-        beside_wait(m, READ_DX);
         norm_backward(d.dx, g.ln2_w, g.ln2_b, d.partial, d.dr, k.r2, k.mean2, k.rstd2, k.mid,
                       p.ln2_w, N, C, 0, stream);
-        beside_weight(m, READ_DX, g.proj_w, g.proj_b, d.dx, k.o, N, C, C);
+        matmul_backward_weight(g.proj_w, 0, g.proj_b, d.partial, d.dx, k.o, N, C, C, C, 1, stream);
         matmul_backward_input(d.d_o, d.dx, w.proj_w, N, C, C, stream);
-        if (l + 1 < L)
-            beside_wait(m, READ_DQKV);
         if (k.norm)
             linear_attention_backward(d.dqkv, d.d_o, k.o, k.norm, k.qkv, d.stats, B, T, C, NH,
                                       causal, stream);
         else
             attention_backward(d.dqkv, d.d_o, k.o, k.lse, k.qkv, d.stats, B, T, C, NH, causal,
                                stream);
-        beside_weight(m, READ_DQKV, g.qkv_w, g.qkv_b, d.dqkv, k.r1, N, C, 3 * C);
+        matmul_backward_weight(g.qkv_w, 0, g.qkv_b, d.partial, d.dqkv, k.r1, N, C, 3 * C, 3 * C, 1,
+                               stream);
         matmul_backward_input(d.dr, d.dqkv, w.qkv_w, N, C, 3 * C, stream);
-        beside_wait(m, READ_DX);
         norm_backward(d.dx, g.ln1_w, g.ln1_b, d.partial, d.dr, k.r1, k.mean1, k.rstd1, k.x, p.ln1_w,
                       N, C, 0, stream);
     }
     embed_backward(sums.wte, sums.wpe, d.partial, d.dx, m->device.inputs, B, T, m->V, C, stream);
-    if (L > 0)
-        beside_wait(m, READ_DQKV); // the last that was given to the stream beside
 }
 
 // model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, after positions 0..t-1;

@@ -102,8 +102,8 @@ static size_t hopper_bytes(int HS, int OT)
     return (size_t)(128 + 4 * OT) * HS * sizeof(floatX) + 1024;
 }
 
-// attention_hopper_kernel: attention_forward_kernel for 128 queries, a warpgroup 64 of them, q and
-// p in registers. Keys are a step ahead of values: while the tensor cores multiply q by the next
+// attention_hopper_kernel: softmax forward of 128 queries, a warpgroup 64 of them, q and p in
+// registers. Keys are a step ahead of values: while the tensor cores multiply q by the next
 // keys, this step's products become p.
 template <int HS, int OT>
 static __global__ void __launch_bounds__(256, 1)

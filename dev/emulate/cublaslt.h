@@ -207,7 +207,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
                               const void *A, cublasLtMatrixLayout_t a_layout, const void *B,
                               cublasLtMatrixLayout_t b_layout, const void *beta, const void *C,
                               cublasLtMatrixLayout_t, void *D, cublasLtMatrixLayout_t d_layout,
-                              const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t stream)
+                              const cublasLtMatmulAlgo_t *, void *, size_t, cudaStream_t)
 {
     const EmuProduct p = *(EmuProduct *)desc;
     const EmuLayout a = *(EmuLayout *)a_layout, b = *(EmuLayout *)b_layout;
@@ -227,7 +227,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
         emu_in_memory(C, d, "matrix product, what is added");
     if (p.bias)
         emu_on_device(p.bias, d.rows * emu_element_size(d.type), "matrix product, bias");
-    emu_queue_push([=] { emu_gemm(p, alpha_now, A, a, B, b, beta_now, C, D, d); }, stream);
+    emu_queue_push([=] { emu_gemm(p, alpha_now, A, a, B, b, beta_now, C, D, d); });
     return CUBLAS_STATUS_SUCCESS;
 }
 }

@@ -116,7 +116,7 @@ template <class X> static inline void __stcg(X *p, X x)
     do { \
         const unsigned blocks_ = cuda_fits((const void *)(kernel), #kernel, (grid), (block), \
                                            (smem), __FILE__, __LINE__); \
-        emu_launch((kernel), #kernel, blocks_, (block), (smem), stream)(__VA_ARGS__); \
+        emu_launch((kernel), #kernel, blocks_, (block), (smem))(__VA_ARGS__); \
         emu_in_stream(stream); \
         timing_mark(#kernel, (stream)); \
     } while (0)
@@ -124,12 +124,12 @@ template <class X> static inline void __stcg(X *p, X x)
 // emu_launch: a function that queues the kernel with the arguments it is called with.
 template <class... P>
 static auto emu_launch(void (*kernel)(P...), const char *name, unsigned grid, dim3 block,
-                       size_t dynamic_bytes, cudaStream_t stream)
+                       size_t dynamic_bytes)
 {
     return [=](P... arguments) {
-        emu_queue_push(
-            [=] { emu_run_grid(name, grid, block, dynamic_bytes, [=] { kernel(arguments...); }); },
-            stream);
+        emu_queue_push([=] {
+            emu_run_grid(name, grid, block, dynamic_bytes, [=] { kernel(arguments...); });
+        });
     };
 }
 

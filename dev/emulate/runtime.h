@@ -77,8 +77,7 @@ static cudaError_t emu_alloc(void **p, size_t bytes, EmuPlace place)
     return cudaSuccess;
 }
 
-// ---- the stream, and one beside it, whose work is done as late as the first one's waiting allows:
-// what does not wait for it, though it should, then reads too early or overwrites what it reads
+// ---- the stream
 
 typedef std::vector<std::function<void()>> EmuWork;
 
@@ -86,40 +85,9 @@ static std::deque<std::function<void()>> emu_queue;
 static long emu_queued, emu_done; // since the start
 static EmuWork *emu_recording;    // the graph that is being recorded
 
-static std::deque<std::function<void()>> emu_beside;      // what the one beside has not done
-static long emu_beside_given, emu_beside_done;            // since the start
-static long emu_beside_calls, emu_beside_joined;          // work calls, and those waited for
-
-// An event: what had been queued; of the stream beside: how many calls, and, when it comes to that,
-// how much work that was.
-typedef struct {
-    const void *graph;
-    long queued, calls, given;
-    bool beside;
-} EmuEvent;
-
-// emu_beside_run: do the first `until` pieces of work that the stream beside was ever given.
-static void emu_beside_run(long until)
+// emu_queue_push: work for the stream, or for the graph.
+static void emu_queue_push(std::function<void()> work)
 {
-    while (emu_beside_done < until) {
-        const std::function<void()> work = emu_beside.front();
-        emu_beside.pop_front();
-        emu_beside_done++;
-        work();
-    }
-}
-
-// emu_queue_push: work for a stream, or for the graph.
-static void emu_queue_push(std::function<void()> work, cudaStream_t stream)
-{
-    if (stream == (cudaStream_t)&emu_beside) {
-        const std::function<void()> later = work;
-        emu_beside_calls++;
-        work = [=] {
-            emu_beside.push_back(later);
-            emu_beside_given++;
-        };
-    }
     if (emu_recording) {
         emu_recording->push_back(work);
         return;
@@ -146,7 +114,6 @@ static cudaError_t emu_waits(const char *call)
     if (emu_recording)
         emu_fail(call, "cannot be recorded into a graph");
     emu_queue_run(emu_queued);
-    emu_beside_run(emu_beside_given);
     return cudaSuccess;
 }
 
@@ -301,7 +268,7 @@ cudaError_t cudaMemset(void *p, int value, size_t bytes)
 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream)
 {
-    emu_queue_push([=] { emu_set(p, value, bytes); }, stream);
+    emu_queue_push([=] { emu_set(p, value, bytes); });
     emu_in_stream(stream);
     return cudaSuccess;
 }
@@ -330,11 +297,12 @@ cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_
             emu_fail("cudaMemcpyAsync", "records a copy of memory that is not pinned");
         const char *bytes = (const char *)from;
         const std::vector<char> now(bytes, bytes + (rows - 1) * from_pitch + row);
-        emu_queue_push([=] { emu_copy(to, to_pitch, now.data(), from_pitch, row, rows, kind); },
-                       stream);
+        emu_queue_push([=] {
+            emu_copy(to, to_pitch, now.data(), from_pitch, row, rows, kind);
+        });
         return cudaSuccess;
     }
-    emu_queue_push([=] { emu_copy(to, to_pitch, from, from_pitch, row, rows, kind); }, stream);
+    emu_queue_push([=] { emu_copy(to, to_pitch, from, from_pitch, row, rows, kind); });
     emu_in_stream(stream);
     if (kind == cudaMemcpyDeviceToHost && !emu_bytes_at(to, EMU_PINNED))
         emu_waits("cudaMemcpyAsync to memory that is not pinned");
@@ -349,10 +317,7 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
 {
-    static int streams;
-    if (streams == 2)
-        emu_fail("cudaStreamCreateWithFlags", "more than two streams");
-    *stream = streams++ ? (cudaStream_t)&emu_beside : (cudaStream_t)&emu_queue;
+    *stream = (cudaStream_t)&emu_queue;
     return cudaSuccess;
 }
 
@@ -375,7 +340,7 @@ cudaError_t cudaDeviceReset(void)
 
 cudaError_t cudaEventCreate(cudaEvent_t *event)
 {
-    *event = (cudaEvent_t) new EmuEvent();
+    *event = (cudaEvent_t) new long(0);
     return cudaSuccess;
 }
 
@@ -384,37 +349,17 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned)
     return cudaEventCreate(event);
 }
 
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t)
 {
-    EmuEvent *e = (EmuEvent *)event;
-    e->graph = emu_recording;
-    e->queued = emu_queued;
-    e->beside = stream == (cudaStream_t)&emu_beside;
-    e->calls = emu_beside_calls;
-    if (e->beside)
-        emu_queue_push([=] { e->given = emu_beside_given; }, (cudaStream_t)&emu_queue);
-    return cudaSuccess;
-}
-
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned)
-{
-    const EmuEvent *e = (const EmuEvent *)event;
-    if (e->graph != emu_recording)
-        emu_fail("cudaStreamWaitEvent", "of an event recorded in another graph, or in none");
-    if (e->beside == (stream == (cudaStream_t)&emu_beside))
-        emu_fail("cudaStreamWaitEvent", "of an event of the same stream");
-    if (e->beside) {
-        emu_beside_joined = e->calls > emu_beside_joined ? e->calls : emu_beside_joined;
-        emu_queue_push([=] { emu_beside_run(e->given); }, stream);
-    }
+    if (emu_recording)
+        emu_fail("cudaEventRecord", "cannot be recorded into a graph here");
+    *(long *)event = emu_queued;
     return cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event)
 {
-    if (((EmuEvent *)event)->graph)
-        emu_fail("cudaEventSynchronize", "of an event that a graph has recorded");
-    emu_queue_run(((EmuEvent *)event)->queued);
+    emu_queue_run(*(long *)event);
     return cudaSuccess;
 }
 
@@ -427,7 +372,7 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t, cudaEvent_t)
 
 cudaError_t cudaEventDestroy(cudaEvent_t event)
 {
-    delete (EmuEvent *)event;
+    delete (long *)event;
     return cudaSuccess;
 }
 
@@ -441,8 +386,6 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode)
 
 cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t *graph)
 {
-    if (emu_beside_joined < emu_beside_calls)
-        emu_fail("cudaStreamEndCapture", "work beside the stream that it does not wait for");
     *graph = (cudaGraph_t)emu_recording;
     emu_recording = NULL;
     return cudaSuccess;
@@ -463,7 +406,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t)
 {
     for (const std::function<void()> &work : *(EmuWork *)exec)
-        emu_queue_push(work, (cudaStream_t)&emu_queue);
+        emu_queue_push(work);
     return cudaSuccess;
 }
 }

@@ -77,6 +77,20 @@ static __device__ inline void tile_fetch(floatX *tile, const floatX *x, int stri
     }
 }
 
+// tile_place: this block's head (x) and which of its `blocks` tiles (y), tiles that walk far before
+// those that do not. Heads go together whose others, of `walked` elements in two matrices, stay in
+// the second-level cache. FROM_END: the last heads first: where the kernel before has ended.
+template <int FROM_END> static __device__ inline int2 tile_place(int blocks, size_t walked)
+{
+    enum { CACHED = 1 << 23 }; // elements: 16 MiB
+    const int heads = gridDim.x / blocks;
+    const int together = walked < CACHED ? (int)(CACHED / walked) : 1;
+    const int first = (int)blockIdx.x / blocks / together * together;
+    const int i = blockIdx.x - first * blocks, count = min(together, heads - first);
+    const int head = first + i % count;
+    return {FROM_END ? heads - 1 - head : head, i / count};
+}
+
 // tile_dots: c[i] (16 x 16G) += own_i (16 rows, HS) other_i^T (16G rows, HS) for two tiles i, the
 // second ROWS (own) and OT (other) rows after the first. own is at row_at, other at column_at of
 // the first 16x16; the first KEEP tiles of own come from registers instead.
@@ -207,81 +221,75 @@ static __device__ inline void softmax_step(float s[MT][OT / 8][4], float o[MT][H
     }
 }
 
-// forward_store: out and lse (linear: norm) of a warp's 16 MT queries of one head, from `row`, as
-// far as `end`.
-template <int HS, int PHI, int MT>
-static __device__ inline void forward_store(floatX *out, float *lse, const float o[MT][HS / 8][4],
-                                            const float top[MT][2], const float sum[MT][2],
-                                            int head, int row, int end, int T, int C, int NH)
+// tile_store: rows row .. row+15 of y, `stride` apart, those below `end` = factor sum, a warp's
+// 16 x HS accumulators, of which a lane has rows g, g + 8 and a factor for each. They go through
+// `tile`, 16 rows of shared memory that no other warp reads, so that a lane stores 16 bytes. x not
+// NULL: times phi', the same rows of x being the features.
+template <int HS>
+static __device__ inline void tile_store(floatX *y, floatX *tile, const float sum[HS / 8][4],
+                                         float factor0, float factor1, const floatX *x, int stride,
+                                         int row, int end)
 {
-    const int g = threadIdx.x % WARP / 4, t = threadIdx.x % 4;
+    enum { LD = HS + 8 };
+    const int lane = threadIdx.x % WARP, r = lane / 8, column = lane % 8 * 8;
+    floatX *own = tile + lane / 4 * LD + lane % 4 * 2;
+    if (row >= end)
+        return;
+    __syncwarp(); // nobody reads what stands there any more
+    if (x) {
+#pragma unroll
+        for (int i = 0; i < HS / 16; i++) // rows r + 4 (i % 4), columns from 64 (i / 4)
+            copy_async(tile + (r + i % 4 * 4) * LD + column + i / 4 * 64,
+                       x + (size_t)min(row + r + i % 4 * 4, end - 1) * stride + column + i / 4 * 64,
+                       true);
+        copy_wait();
+        __syncwarp();
+    }
+#pragma unroll
+    for (int i = 0; i < HS / 4; i++) {
+        const int half = i % 2, n = i / 2;
+        Pack<floatX, 2> *to = (Pack<floatX, 2> *)(own + 8 * half * LD + 8 * n);
+        float a = (half ? factor1 : factor0) * sum[n][2 * half];
+        float b = (half ? factor1 : factor0) * sum[n][2 * half + 1];
+        if (x) {
+            a *= phi_slope((float)to->v[0]);
+            b *= phi_slope((float)to->v[1]);
+        }
+        *(uint32_t *)to = pack2(a, b);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < HS / 16; i++)
+        if (row + r + i % 4 * 4 < end)
+            *(uint4 *)(y + (size_t)(row + r + i % 4 * 4) * stride + column + i / 4 * 64) =
+                *(const uint4 *)(tile + (r + i % 4 * 4) * LD + column + i / 4 * 64);
+}
+
+// forward_store: out and lse (linear: norm) of a warp's 16 MT queries of one head, from `row`, as
+// far as `end`. tile: see tile_store.
+template <int HS, int LINEAR, int MT>
+static __device__ inline void forward_store(floatX *out, float *lse, floatX *tile,
+                                            const float o[MT][HS / 8][4], const float top[MT][2],
+                                            const float sum[MT][2], int head, int row, int end,
+                                            int T, int C, int NH)
+{
+    float total[MT][2];
 #pragma unroll
     for (int i = 0; i < 2 * MT; i++) {
-        const int u = row + 16 * (i / 2) + 8 * (i % 2) + g;
-        float total = sum[i / 2][i % 2];
-        total += __shfl_xor_sync(~0u, total, 1);
-        total += __shfl_xor_sync(~0u, total, 2);
-        total += PHI ? LINEAR_EPS : 0;
-        const float inverse = 1 / total;
-        if (u >= end)
-            continue;
-        if (t == 0)
-            lse[(size_t)head * T + u] = PHI ? total : LN2 * (top[i / 2][i % 2] + log2f(total));
-        floatX *y = out + ((size_t)(head / NH) * T + u) * C + head % NH * HS + 2 * t;
+        const int u = row + 8 * i + threadIdx.x % WARP / 4;
+        float *all = &total[i / 2][i % 2];
+        *all = sum[i / 2][i % 2];
+        *all += __shfl_xor_sync(~0u, *all, 1);
+        *all += __shfl_xor_sync(~0u, *all, 2);
+        *all += LINEAR ? LINEAR_EPS : 0;
+        if (u < end && threadIdx.x % 4 == 0)
+            lse[(size_t)head * T + u] = LINEAR ? *all : LN2 * (top[i / 2][i % 2] + log2f(*all));
+    }
+    out += (size_t)(head / NH) * T * C + head % NH * HS;
 #pragma unroll
-        for (int n = 0; n < HS / 8; n++)
-            *(uint32_t *)(y + 8 * n) = pack2(o[i / 2][n][i % 2 * 2] * inverse,
-                                             o[i / 2][n][i % 2 * 2 + 1] * inverse);
-    }
-}
-
-// forward_bytes: shared memory of a block of attention_forward_kernel.
-static size_t forward_bytes(int HS, int WARPS, int MT, int OT)
-{
-    return (size_t)(16 * WARPS * MT + 4 * OT) * (HS + 8) * sizeof(floatX);
-}
-
-// attention_forward_kernel: out and lse of 16 WARPS MT queries of one head: a warp has 16 MT of
-// them and walks over the keys, OT at a time, the next already on their way. The block that has
-// fewer queries has the first ones: there are few keys to walk over with half its warps idle.
-template <int HS, int WARPS, int MT, int OT, int BLOCKS>
-static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
-    attention_forward_kernel(floatX *out, float *lse, const floatX *qkv, int T, int C, int NH,
-                             int causal)
-{
-    enum { ROWS = 16 * WARPS * MT, LD = HS + 8, STAGE = 2 * OT * LD };
-    extern __shared__ __align__(16) floatX tiles[]; // q [ROWS][LD], then twice k, v [OT][LD]
-    const int blocks = (T + ROWS - 1) / ROWS;
-    const int head = blockIdx.x / blocks;
-    const int end = T - blockIdx.x % blocks * ROWS, first = max(0, end - ROWS); // the longest first
-    const int row = first + threadIdx.x / WARP * 16 * MT;                       // of this warp
-    const int last = ((causal ? end : T) - 1) / OT;
-    const floatX *x = qkv + (size_t)(head / NH) * T * 3 * C + head % NH * HS;
-    float o[MT][HS / 8][4] = {}, top[MT][2], sum[MT][2] = {};
-    for (int i = 0; i < 2 * MT; i++)
-        top[i / 2][i % 2] = -INFINITY;
-    tile_fetch<HS, ROWS, WARPS>(tiles, x, 3 * C, first, end);
-    tile_fetch<HS, OT, WARPS>(tiles + ROWS * LD, x + C, 3 * C, 0, T);
-    tile_fetch<HS, OT, WARPS>(tiles + (ROWS + OT) * LD, x + 2 * C, 3 * C, 0, T);
-    for (int j = 0; j <= last; j++) {
-        floatX *keys = tiles + ROWS * LD + j % 2 * STAGE;
-        floatX *next = tiles + ROWS * LD + (j + 1) % 2 * STAGE;
-        copy_wait();
-        __syncthreads(); // keys, v are there; nobody reads `next` any more
-        if (j < last) {
-            tile_fetch<HS, OT, WARPS>(next, x + C, 3 * C, (j + 1) * OT, T);
-            tile_fetch<HS, OT, WARPS>(next + OT * LD, x + 2 * C, 3 * C, (j + 1) * OT, T);
-        }
-        if (row >= end || (causal && j * OT >= row + 16 * MT))
-            continue;
-        float s[MT][OT / 8][4] = {};
-        pairs_dots<HS, MT, OT>(s, tiles + (row - first) * LD, keys);
-        if ((j + 1) * OT > T || (causal && (j + 1) * OT > row + 1))
-            pairs_mask<MT, OT, 0>(s, -INFINITY, row, j * OT, T, causal);
-        softmax_step<HS, MT, OT>(s, o, top, sum); // key 0 comes first: now the top is above -inf
-        pairs_sum<HS, MT, OT>(o, s, keys + OT * LD);
-    }
-    forward_store<HS, 0, MT>(out, lse, o, top, sum, head, row, end, T, C, NH);
+    for (int m = 0; m < MT; m++)
+        tile_store<HS>(out, tile + 16 * m * (HS + 8), o[m], 1 / total[m][0], 1 / total[m][1], NULL,
+                       C, row + 16 * m, end);
 }
 
 // ---- backward
@@ -292,47 +300,51 @@ static size_t backward_bytes(int HS, int WARPS, int OT)
     return (size_t)(2 * 16 * WARPS + 4 * OT) * (HS + 8) * sizeof(floatX) + 2 * OT * sizeof(float2);
 }
 
-// tile_stats: (log2 of the softmax's divisor or, PHI, 1 / norm; D = dout.out) of row `row` of out
-// (T,HS), 0 from `end` on, to the four lanes of a row. dout: that row alone.
-template <int HS, int PHI>
-static __device__ inline float2 tile_stats(const floatX *dout, const floatX *out, const float *lse,
-                                           int C, int row, int end)
+// out_fetch: load what tile_stats needs of 8 N rows of out (T,HS) and lse from `row`, a lane a
+// quarter of N of them; from `end` on the last one again.
+template <int HS, int N>
+static __device__ inline void out_fetch(Pack<floatX, 8> rows[N][HS / 32], float weight[N],
+                                        const floatX *out, const float *lse, int C, int row,
+                                        int end)
 {
-    float D = 0, weight = 0;
-    if (row < end) {
 #pragma unroll
-        for (int c = threadIdx.x % 4 * 8; c < HS; c += 32) {
-            const Pack<floatX, 8> x = *(const Pack<floatX, 8> *)(out + (size_t)row * C + c);
-            const Pack<floatX, 8> y = *(const Pack<floatX, 8> *)(dout + c);
+    for (int i = 0; i < N; i++) {
+        const int r = min(row + 8 * i + (int)threadIdx.x % WARP / 4, end - 1);
+        weight[i] = lse[r];
+        out += (size_t)r * C + threadIdx.x % 4 * 8;
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                D += (float)x.v[i] * (float)y.v[i];
-        }
-        weight = PHI ? 1 / lse[row] : LOG2E * lse[row];
+        for (int c = 0; c < HS / 32; c++)
+            rows[i][c] = *(const Pack<floatX, 8> *)(out + 32 * c);
+        out -= (size_t)r * C + threadIdx.x % 4 * 8;
     }
-    D += __shfl_xor_sync(~0u, D, 1);
-    return {weight, D + __shfl_xor_sync(~0u, D, 2)};
 }
 
-// tile_store: rows row .. row+15 of dx, rows 3C apart, those below `end` = factor sum, a warp's
-// 16 x HS accumulators. x not NULL: times phi', the same rows of qkv being the features.
-template <int HS>
-static __device__ inline void tile_store(floatX *dx, const float sum[HS / 8][4], const floatX *x,
-                                         float factor, int C, int row, int end)
+// tile_stats: stats and own = (log2 of the softmax's divisor or, PHI, 1 / norm; D = dout.out) of
+// 8 N rows from `row`, to a row's four lanes; 0 from `end` on. dout: these rows in shared memory.
+template <int HS, int PHI, int N>
+static __device__ inline void tile_stats(float2 *stats, float2 own[N],
+                                         const Pack<floatX, 8> out[N][HS / 32],
+                                         const float weight[N], const floatX *dout, int row,
+                                         int end)
 {
     const int lane = threadIdx.x % WARP;
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        const int r = row + 8 * half + lane / 4;
-        const size_t at = (size_t)r * 3 * C + lane % 4 * 2;
+    for (int i = 0; i < N; i++) {
+        const int r = row + 8 * i + lane / 4;
+        float D = 0;
 #pragma unroll
-        for (int n = 0; n < HS / 8 && r < end; n++) {
-            float y[2] = {factor * sum[n][2 * half], factor * sum[n][2 * half + 1]};
-            if (x)
-                for (int i = 0; i < 2; i++)
-                    y[i] *= phi_slope((float)x[at + 8 * n + i]);
-            *(uint32_t *)(dx + at + 8 * n) = pack2(y[0], y[1]);
+        for (int c = 0; c < HS / 32; c++) {
+            const Pack<floatX, 8> y = *(const Pack<floatX, 8> *)(dout + (8 * i + lane / 4) *
+                                                                 (HS + 8) + 32 * c + lane % 4 * 8);
+#pragma unroll
+            for (int k = 0; k < 8; k++)
+                D += (float)out[i][c].v[k] * (float)y.v[k];
         }
+        D += __shfl_xor_sync(~0u, D, 1);
+        D += __shfl_xor_sync(~0u, D, 2);
+        own[i] = {r < end ? PHI ? 1 / weight[i] : LOG2E * weight[i] : 0, D};
+        if (r < end && lane % 4 == 0)
+            stats[r] = own[i];
     }
 }
 
@@ -377,11 +389,12 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     enum { ROWS = 16 * WARPS, LD = HS + 8, STAGE = 2 * OT * LD };
     enum { KEEP = HS <= 128 ? 2 : !SIDE, G = KEEP == 1 ? 2 : 1 }; // what registers allow
     extern __shared__ __align__(16) floatX tiles[]; // own [2][ROWS][LD], others [2][2][OT][LD]
-    const int lane = threadIdx.x % WARP, t = lane % 4;
-    const int blocks = (T + ROWS - 1) / ROWS, head = blockIdx.x / blocks, nth = blockIdx.x % blocks;
-    const int end = SIDE ? min(T, (nth + 1) * ROWS) : T - nth * ROWS; // causal: the longest first,
-    const int first = SIDE ? nth * ROWS : max(0, end - ROWS);         // see the forward kernel
-    const int row = first + threadIdx.x / WARP * 16;                  // of this warp
+    const int lane = threadIdx.x % WARP;
+    const int2 place = tile_place<!SIDE>((T + ROWS - 1) / ROWS, (size_t)T * 2 * HS);
+    const int head = place.x, nth = place.y;
+    const int end = SIDE ? min(T, (nth + 1) * ROWS) : T - nth * ROWS;
+    const int first = SIDE ? nth * ROWS : max(0, end - ROWS); // see attention_rows_kernel
+    const int row = first + threadIdx.x / WARP * 16;          // of this warp
     const int begin = SIDE && causal ? first / OT : 0;
     const int last = ((causal && !SIDE ? end : T) - 1) / OT;
     const size_t at = (size_t)(head / NH) * T * 3 * C + head % NH * HS;
@@ -403,20 +416,20 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     tile_fetch<HS, ROWS, WARPS>(own, SIDE ? k : q, 3 * C, first, end);
     tile_fetch<HS, ROWS, WARPS>(own + ROWS * LD, SIDE ? v : g, SIDE ? 3 * C : C, first, end);
     fetch(begin);
+    Pack<floatX, 8> rows[2][HS / 32]; // of out, on their way with the tiles
+    float weight[2];
+    if (!SIDE)
+        out_fetch<HS, 2>(rows, weight, out + out_at, lse + (size_t)head * T, C, row, end);
     own += (row - first) * LD + row_at(lane, LD);
     copy_wait();
     __syncthreads();
+    if (!SIDE)
+        tile_stats<HS, 0, 2>(stats, own_stats, rows, weight, tiles + (ROWS + row - first) * LD, row,
+                             end);
 #pragma unroll
     for (int i = 0; i < KEEP * HS / 16; i++) // tile, then column
         kept[i / (HS / 16)][i % (HS / 16)] =
             ldmatrix<0>(own + i / (HS / 16) * ROWS * LD + i % (HS / 16) * 16);
-    for (int i = 0; !SIDE && i < 2; i++) {
-        const int r = row + 8 * i + lane / 4;
-        own_stats[i] = tile_stats<HS, 0>(tiles + (ROWS + r - first) * LD, out + out_at,
-                                         lse + (size_t)head * T, C, r, end);
-        if (r < end && t == 0)
-            stats[r] = own_stats[i];
-    }
     for (int j = begin; j <= last; j++) {
         copy_wait();
         __syncthreads(); // the others of j are there; nobody reads those of j - 1 any more
@@ -453,21 +466,25 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
             }
         }
     }
-    tile_store<HS>(dqkv + at + (SIDE ? C : 0), dx, NULL, rsqrtf((float)HS), C, row, end);
+    floatX *tile = tiles + (row - first) * LD;
+    const float scale = rsqrtf((float)HS);
+    tile_store<HS>(dqkv + at + (SIDE ? C : 0), tile, dx, scale, scale, NULL, 3 * C, row, end);
     if (SIDE)
-        tile_store<HS>(dqkv + at + 2 * C, (const float(*)[4])dv, NULL, 1, C, row, end);
+        tile_store<HS>(dqkv + at + 2 * C, tile + ROWS * LD, (const float(*)[4])dv, 1, 1, NULL,
+                       3 * C, row, end);
 }
 
-// ---- linear attention
+// ---- softmax forward, linear attention
 
-// Its four results have one form: y_r = sum over the others o that row r sees of w_ro z_o, with
+// These results have one form: y_r = sum over the others o that row r sees of w_ro z_o, with
 //             rows, others         w_ro                            z
+// SOFTMAX_OUT   queries, keys      exp(q_r.k_o / sqrt(HS))         v        out = y / sum of w
 //   LINEAR_OUT  queries, keys      phi(q_r).phi(k_o)               v        out = y / norm
 //   LINEAR_DQ   queries, keys      (dout_r.v_o - D_r) / norm_r     phi(k)   dq = y phi'(q)
 //   LINEAR_DK   keys, queries      (v_r.dout_o - D_o) / norm_o     phi(q)   dk = y phi'(k)
 //   LINEAR_DV   keys, queries      phi(k_r).phi(q_o) / norm_o      dout     dv = y
 // and D = dout.out.
-enum { LINEAR_OUT, LINEAR_DQ, LINEAR_DK, LINEAR_DV };
+enum { SOFTMAX_OUT, LINEAR_OUT, LINEAR_DQ, LINEAR_DK, LINEAR_DV };
 
 // linear_weights: s, products of a warp's 16 MT rows and OT others, become w of the table above.
 template <int PASS, int MT, int OT>
@@ -483,28 +500,57 @@ static __device__ inline void linear_weights(float s[MT][OT / 8][4], const float
     }
 }
 
-// linear_bytes: shared memory of a block of linear_attention_kernel.
-static size_t linear_bytes(int HS, int WARPS, int MT, int OT)
+// rows_step: a warp's 16 MT rows from `row`, y in shared memory, and OT others from `from`: what
+// stands in the table as w comes from y and other_y and is summed with z into o. sum: of w; of the
+// softmax all three are relative to 2^top.
+template <int HS, int PASS, int MT, int OT>
+static __device__ inline void rows_step(float o[MT][HS / 8][4], float top[MT][2], float sum[MT][2],
+                                        const float2 own[MT][2], const float2 *stats,
+                                        const floatX *y, const floatX *other_y, const floatX *z,
+                                        int row, int from, int T, int causal)
 {
-    return forward_bytes(HS, WARPS, MT, OT) + 2 * OT * sizeof(float2);
+    enum { KEYS = PASS >= LINEAR_DK, SOFTMAX = PASS == SOFTMAX_OUT };
+    float s[MT][OT / 8][4] = {};
+    pairs_dots<HS, MT, OT>(s, y, other_y);
+    if (PASS >= LINEAR_DQ)
+        linear_weights<PASS, MT, OT>(s, own, stats);
+    if (from + OT > T || (causal && (KEYS ? from < row + 16 * MT - 1 : from + OT > row + 1)))
+        pairs_mask<MT, OT, KEYS>(s, SOFTMAX ? -INFINITY : 0, row, from, T, causal);
+    if (SOFTMAX)
+        softmax_step<HS, MT, OT>(s, o, top, sum); // key 0 comes first: now the top is above -inf
+#pragma unroll
+    for (int i = 0; PASS == LINEAR_OUT && i < MT * OT / 2; i++)
+        sum[i / (OT / 2)][i % 4 / 2] += s[i / (OT / 2)][i / 4 % (OT / 8)][i % 4];
+    pairs_sum<HS, MT, OT>(o, s, z);
 }
 
-// linear_attention_kernel: PASS: which of the four, for 16 WARPS MT rows of one head; otherwise as
-// attention_forward_kernel. y: out, or dqkv. norm is LINEAR_OUT's to write; stats (B,NH,T), 1 /
-// norm and D, LINEAR_DQ's, before LINEAR_DK and LINEAR_DV.
+// rows_bytes: shared memory of a block of attention_rows_kernel.
+static size_t rows_bytes(int HS, int WARPS, int MT, int OT)
+{
+    return (size_t)(16 * WARPS * MT + 4 * OT) * (HS + 8) * sizeof(floatX) + 2 * OT * sizeof(float2);
+}
+
+// attention_rows_kernel: PASS: which of the table, for 16 WARPS MT rows of one head: a warp has
+// 16 MT of them and walks over the others, OT at a time, the next already on their way. The block
+// that has fewer queries has the first ones: there are few keys to walk over with half its warps
+// idle. y: out, or dqkv. norm, or the softmax's lse, is OUT's to write; stats (B,NH,T), 1 / norm
+// and D, LINEAR_DQ's, before LINEAR_DK and LINEAR_DV.
 template <int HS, int PASS, int WARPS, int MT, int OT, int BLOCKS>
 static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
-    linear_attention_kernel(floatX *y, float *norm, float2 *stats, const floatX *dout,
-                            const floatX *out, const floatX *qkv, int T, int C, int NH, int causal)
+    attention_rows_kernel(floatX *y, float *norm, float2 *stats, const floatX *dout,
+                          const floatX *out, const floatX *qkv, int T, int C, int NH, int causal)
 {
     enum { ROWS = 16 * WARPS * MT, LD = HS + 8, STAGE = 2 * OT * LD, KEYS = PASS >= LINEAR_DK };
-    enum { OUT = PASS == LINEAR_OUT, DQ = PASS == LINEAR_DQ, DK = PASS == LINEAR_DK,
+    enum { OUT = PASS <= LINEAR_OUT, DQ = PASS == LINEAR_DQ, DK = PASS == LINEAR_DK,
            DV = PASS == LINEAR_DV };
+    enum { FEW = OT > 16 ? OT / 2 : OT }; // others of a step where a warp has no more to see
     extern __shared__ __align__(16) floatX tiles[]; // x [ROWS][LD], twice others [2][OT][LD], stats
-    const int blocks = (T + ROWS - 1) / ROWS, head = blockIdx.x / blocks, nth = blockIdx.x % blocks;
-    const int end = KEYS ? min(T, (nth + 1) * ROWS) : T - nth * ROWS; // causal: the longest first,
-    const int first = KEYS ? nth * ROWS : max(0, end - ROWS); // see attention_forward_kernel
-    const int row = first + threadIdx.x / WARP * 16 * MT;     // of this warp
+    const int2 place = tile_place<PASS == SOFTMAX_OUT || DQ || DV>((T + ROWS - 1) / ROWS,
+                                                                   (size_t)T * 2 * HS);
+    const int head = place.x, nth = place.y; // of its tiles
+    const int end = KEYS ? min(T, (nth + 1) * ROWS) : T - nth * ROWS;
+    const int first = KEYS ? nth * ROWS : max(0, end - ROWS);
+    const int row = first + threadIdx.x / WARP * 16 * MT; // of this warp
     const int begin = KEYS && causal ? first / OT : 0;
     const int last = ((causal && !KEYS ? end : T) - 1) / OT;
     const size_t at = (size_t)(head / NH) * T * 3 * C + head % NH * HS;
@@ -512,7 +558,10 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     const floatX *q = qkv + at, *k = q + C, *v = k + C, *g = OUT ? NULL : dout + out_at;
     const floatX *other_y = OUT ? k : DQ ? v : DK ? g : q, *other_z = OUT ? v : DQ ? k : DK ? q : g;
     float2 *other_stats = (float2 *)(tiles + ROWS * LD + 2 * STAGE), own_stats[MT][2];
-    float o[MT][HS / 8][4] = {}, sum[MT][2] = {};
+    floatX *own = tiles + (row - first) * LD;
+    float o[MT][HS / 8][4] = {}, top[MT][2], sum[MT][2] = {};
+    for (int i = 0; i < 2 * MT; i++)
+        top[i / 2][i % 2] = -INFINITY;
     stats += (size_t)head * T;
     const auto fetch = [=](int j) {
         floatX *to = tiles + ROWS * LD + j % 2 * STAGE;
@@ -525,16 +574,12 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
     tile_fetch<HS, ROWS, WARPS>(tiles, OUT ? q : DQ ? g : DK ? v : k, DQ ? C : 3 * C, first, end);
     fetch(begin);
     if (DQ) {
+        Pack<floatX, 8> rows[2 * MT][HS / 32]; // of out, on their way with the tiles
+        float weight[2 * MT];
+        out_fetch<HS, 2 * MT>(rows, weight, out + out_at, norm + (size_t)head * T, C, row, end);
         copy_wait();
         __syncthreads();
-        for (int i = 0; i < 2 * MT; i++) {
-            const int r = row + 8 * i + threadIdx.x % WARP / 4;
-            own_stats[i / 2][i % 2] =
-                tile_stats<HS, 1>(tiles + (r - first) * LD, out + out_at,
-                                  norm + (size_t)head * T, C, r, end);
-            if (r < end && threadIdx.x % 4 == 0)
-                stats[r] = own_stats[i / 2][i % 2];
-        }
+        tile_stats<HS, 1, 2 * MT>(stats, own_stats[0], rows, weight, own, row, end);
     }
     for (int j = begin; j <= last; j++) {
         const floatX *others = tiles + ROWS * LD + j % 2 * STAGE;
@@ -542,25 +587,26 @@ static __global__ void __launch_bounds__(WARPS * WARP, BLOCKS)
         __syncthreads(); // the others of j are there; nobody reads those of j - 1 any more
         if (j < last)
             fetch(j + 1);
-        if (row >= end || (causal && (KEYS ? (j + 1) * OT <= row : j * OT >= row + 16 * MT)))
+        const int seen = (causal && !KEYS ? min(T, row + 16 * MT) : T) - j * OT; // by any row
+        if (row >= end || seen <= 0 || (KEYS && causal && (j + 1) * OT <= row))
             continue;
-        float s[MT][OT / 8][4] = {};
-        pairs_dots<HS, MT, OT>(s, tiles + (row - first) * LD, others);
-        if (!OUT)
-            linear_weights<PASS, MT, OT>(s, own_stats, other_stats + j % 2 * OT);
-        if ((j + 1) * OT > T ||
-            (causal && (KEYS ? j * OT < row + 16 * MT - 1 : (j + 1) * OT > row + 1)))
-            pairs_mask<MT, OT, KEYS>(s, 0, row, j * OT, T, causal);
-#pragma unroll
-        for (int i = 0; OUT && i < MT * OT / 2; i++)
-            sum[i / (OT / 2)][i % 4 / 2] += s[i / (OT / 2)][i / 4 % (OT / 8)][i % 4];
-        pairs_sum<HS, MT, OT>(o, s, others + OT * LD);
+        const int skip = KEYS && causal && row - j * OT >= FEW ? OT - FEW : 0; // others before all
+        const int from = j * OT + skip;
+        const float2 *z = other_stats + j % 2 * OT + skip;
+        others += skip * LD;
+        if (seen > FEW && !skip)
+            rows_step<HS, PASS, MT, OT>(o, top, sum, own_stats, z, own, others, others + OT * LD,
+                                        row, from, T, causal);
+        else
+            rows_step<HS, PASS, MT, FEW>(o, top, sum, own_stats, z, own, others, others + OT * LD,
+                                         row, from, T, causal);
     }
     if (OUT)
-        forward_store<HS, 1, MT>(y, norm, o, NULL, sum, head, row, end, T, C, NH);
-    for (int m = 0; !OUT && m < MT; m++)
-        tile_store<HS>(y + at + (DK ? C : DV ? 2 * C : 0), o[m], DV ? NULL : DK ? k : q, 1, C,
-                       row + 16 * m, end);
+        forward_store<HS, PASS, MT>(y, norm, own, o, top, sum, head, row, end, T, C, NH);
+#pragma unroll
+    for (int m = 0; m < (OUT ? 0 : MT); m++)
+        tile_store<HS>(y + at + (DK ? C : DV ? 2 * C : 0), own + 16 * m * LD, o[m], 1, 1,
+                       DV ? NULL : DK ? k : q, 3 * C, row + 16 * m, end);
 }
 #endif
 
@@ -703,19 +749,20 @@ static void attention_fits(size_t T, size_t C, size_t NH)
 }
 
 #ifdef PRECISION_BF16
-// attention_forward_tiled, attention_backward_tiled: launch the tiles of one head size. WARPS, MT,
-// OT: see the kernels. BLOCKS: blocks a multiprocessor shall have registers for.
-template <int HS, int WARPS, int MT, int OT, int BLOCKS>
-static void attention_forward_tiled(floatX *out, float *lse, const floatX *qkv, size_t B, size_t T,
-                                    size_t C, size_t NH, int causal, cudaStream_t stream)
+// attention_rows_tiled, attention_backward_tiled: launch the tiles of one head size; WARPS, MT, OT;
+// y, norm, stats: see the kernels. BLOCKS: blocks a multiprocessor shall have registers for.
+template <int HS, int PASS, int WARPS, int MT, int OT, int BLOCKS>
+static void attention_rows_tiled(floatX *y, float *norm, float *stats, const floatX *dout,
+                                 const floatX *out, const floatX *qkv, size_t B, size_t T, size_t C,
+                                 size_t NH, int causal, cudaStream_t stream)
 {
     const size_t rows = 16 * WARPS * MT;
-    LAUNCH((attention_forward_kernel<HS, WARPS, MT, OT, BLOCKS>),
-           B * NH * ((T + rows - 1) / rows), WARPS * WARP, forward_bytes(HS, WARPS, MT, OT), stream,
-           out, lse, qkv, (int)T, (int)C, (int)NH, causal);
+    LAUNCH((attention_rows_kernel<HS, PASS, WARPS, MT, OT, BLOCKS>),
+           B * NH * ((T + rows - 1) / rows), WARPS * WARP, rows_bytes(HS, WARPS, MT, OT), stream,
+           y, norm, (float2 *)stats, dout, out, qkv, (int)T, (int)C, (int)NH, causal);
 }
 
-// attention_backward_tiled: see attention_forward_tiled.
+// attention_backward_tiled: see attention_rows_tiled.
 template <int HS, int SIDE, int WARPS, int OT, int BLOCKS>
 static void attention_backward_tiled(floatX *dqkv, const floatX *dout, const floatX *out,
                                      const float *lse, const floatX *qkv, float *scratch, size_t B,
@@ -727,18 +774,6 @@ static void attention_backward_tiled(floatX *dqkv, const floatX *dout, const flo
            qkv, (int)T, (int)C, (int)NH, causal);
 }
 
-// linear_attention_tiled: see attention_forward_tiled; y, norm, stats: see the kernel.
-template <int HS, int PASS, int WARPS, int MT, int OT, int BLOCKS>
-static void linear_attention_tiled(floatX *y, float *norm, float *stats, const floatX *dout,
-                                   const floatX *out, const floatX *qkv, size_t B, size_t T,
-                                   size_t C, size_t NH, int causal, cudaStream_t stream)
-{
-    const size_t rows = 16 * WARPS * MT;
-    LAUNCH((linear_attention_kernel<HS, PASS, WARPS, MT, OT, BLOCKS>),
-           B * NH * ((T + rows - 1) / rows), WARPS * WARP, linear_bytes(HS, WARPS, MT, OT), stream,
-           y, norm, (float2 *)stats, dout, out, qkv, (int)T, (int)C, (int)NH, causal);
-}
-
 // linear_backward_tiled: the three gradients, dq first: it has the stats that the others need.
 template <int HS, int WARPS, int MT, int OT, int BLOCKS>
 static void linear_backward_tiled(floatX *dqkv, const floatX *dout, const floatX *out,
@@ -746,12 +781,12 @@ static void linear_backward_tiled(floatX *dqkv, const floatX *dout, const floatX
                                   size_t T, size_t C, size_t NH, int causal, cudaStream_t stream)
 {
     float *read = (float *)norm; // LINEAR_OUT alone writes it
-    linear_attention_tiled<HS, LINEAR_DQ, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out,
-                                                                 qkv, B, T, C, NH, causal, stream);
-    linear_attention_tiled<HS, LINEAR_DK, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out,
-                                                                 qkv, B, T, C, NH, causal, stream);
-    linear_attention_tiled<HS, LINEAR_DV, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out,
-                                                                 qkv, B, T, C, NH, causal, stream);
+    attention_rows_tiled<HS, LINEAR_DQ, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out, qkv,
+                                                               B, T, C, NH, causal, stream);
+    attention_rows_tiled<HS, LINEAR_DK, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out, qkv,
+                                                               B, T, C, NH, causal, stream);
+    attention_rows_tiled<HS, LINEAR_DV, WARPS, MT, OT, BLOCKS>(dqkv, read, scratch, dout, out, qkv,
+                                                               B, T, C, NH, causal, stream);
 }
 #endif
 
@@ -795,15 +830,16 @@ static void attention_forward_any(floatX *out, float *lse, const floatX *qkv, si
         return;
     }
 #ifdef PRECISION_BF16
-#define FORWARD_TILED(HS, WARPS, MT, OT, BLOCKS) \
-    linear ? linear_attention_tiled<HS, LINEAR_OUT, WARPS, MT, OT, BLOCKS>( \
-                 out, lse, NULL, NULL, NULL, qkv, B, T, C, NH, causal, stream) \
-           : attention_forward_tiled<HS, WARPS, MT, OT, BLOCKS>(out, lse, qkv, B, T, C, NH, \
-                                                                causal, stream)
-    switch (C / NH) {
-    case 64: FORWARD_TILED(64, 4, 2, 32, 3); break;
-    case 128: FORWARD_TILED(128, 4, 2, 32, 2); break;
-    default: FORWARD_TILED(192, 6, 1, 32, 2);
+#define FORWARD_TILED(HS, PASS, WARPS, MT, OT, BLOCKS) \
+    attention_rows_tiled<HS, PASS, WARPS, MT, OT, BLOCKS>(out, lse, NULL, NULL, NULL, qkv, B, T, \
+                                                          C, NH, causal, stream)
+    switch (linear ? -(int)(C / NH) : (int)(C / NH)) {
+    case 64: FORWARD_TILED(64, SOFTMAX_OUT, 4, 2, 32, 3); break;
+    case 128: FORWARD_TILED(128, SOFTMAX_OUT, 4, 2, 32, 2); break;
+    case 192: FORWARD_TILED(192, SOFTMAX_OUT, 6, 1, 32, 2); break;
+    case -64: FORWARD_TILED(64, LINEAR_OUT, 4, 2, 32, 3); break;
+    case -128: FORWARD_TILED(128, LINEAR_OUT, 4, 2, 32, 2); break;
+    case -192: FORWARD_TILED(192, LINEAR_OUT, 4, 2, 16, 2);
     }
 #endif
 }
@@ -835,7 +871,7 @@ static void attention_backward_any(floatX *dqkv, const floatX *dout, const float
     case 192: BACKWARD_TILED(192, 4, 32, 2, 2); break;
     case -64: LINEAR_TILED(64, 4, 2, 32, 3); break;
     case -128: LINEAR_TILED(128, 4, 2, 32, 2); break;
-    case -192: LINEAR_TILED(192, 6, 1, 32, 2);
+    case -192: LINEAR_TILED(192, 4, 2, 16, 2);
     }
 #endif
 }
@@ -862,13 +898,14 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
     attention_backward_any(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, 0, stream);
 }
 
-// features_kernel: phi of q and k of qkv (N,3C) in their place, a warp a row.
+// features_kernel: phi of q and k of qkv (N,3C) in their place, a warp a row, the last rows first:
+// see tile_place.
 template <int VEC> static __global__ void features_kernel(floatX *qkv, size_t N, int C)
 {
     typedef Pack<floatX, VEC> Each;
     const size_t row = row_of_warp();
     for (int c = threadIdx.x % WARP * VEC; c < 2 * C && row < N; c += WARP * VEC) {
-        Each *x = (Each *)(qkv + row * 3 * C + c), y = *x;
+        Each *x = (Each *)(qkv + (N - 1 - row) * 3 * C + c), y = *x;
 #pragma unroll
         for (int k = 0; k < VEC; k++)
             y.v[k] = (floatX)phi((float)y.v[k]);

@@ -304,6 +304,9 @@ static __global__ void __launch_bounds__(NAIVE_THREADS)
 // What a forward and a backward are called with.
 #define FORWARD_ARGS(x) \
     (floatX *)x->out.data, (float *)x->lse.data, x->features, x->B, x->T, x->C, x->NH, x->causal
+#define ROWS_ARGS(x) \
+    (floatX *)x->out.data, (float *)x->lse.data, NULL, NULL, NULL, x->features, x->B, x->T, x->C, \
+        x->NH, x->causal
 #define BACKWARD_ARGS(x) \
     (floatX *)x->dqkv.data, x->dout, x->in_out, x->in_lse, x->features, x->scratch, x->B, x->T, \
         x->C, x->NH, x->causal
@@ -379,13 +382,13 @@ static void run_forward_tiled(const void *problem, cudaStream_t stream)
     const Attention *x = (const Attention *)problem;
     if constexpr (B64 != 0)
         if (x->C / x->NH == 64)
-            attention_forward_tiled<64, WARPS, MT, OT, B64>(FORWARD_ARGS(x), stream);
+            attention_rows_tiled<64, SOFTMAX_OUT, WARPS, MT, OT, B64>(ROWS_ARGS(x), stream);
     if constexpr (B128 != 0)
         if (x->C / x->NH == 128)
-            attention_forward_tiled<128, WARPS, MT, OT, B128>(FORWARD_ARGS(x), stream);
+            attention_rows_tiled<128, SOFTMAX_OUT, WARPS, MT, OT, B128>(ROWS_ARGS(x), stream);
     if constexpr (B192 != 0)
         if (x->C / x->NH == 192)
-            attention_forward_tiled<192, WARPS, MT, OT, B192>(FORWARD_ARGS(x), stream);
+            attention_rows_tiled<192, SOFTMAX_OUT, WARPS, MT, OT, B192>(ROWS_ARGS(x), stream);
 }
 template <int HS, int WARPS, int OT, int DQ_BLOCKS, int DKV_BLOCKS>
 static void backward_tiled(const Attention *x, cudaStream_t stream)

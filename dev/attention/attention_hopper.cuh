@@ -102,8 +102,8 @@ static size_t hopper_bytes(int HS, int OT)
     return (size_t)(128 + 4 * OT) * HS * sizeof(floatX) + 1024;
 }
 
-// attention_hopper_kernel: attention_forward_kernel for 128 queries, a warpgroup 64 of them, q and
-// p in registers. Keys are a step ahead of values: while the tensor cores multiply q by the next
+// attention_hopper_kernel: softmax forward of 128 queries, a warpgroup 64 of them, q and p in
+// registers. Keys are a step ahead of values: while the tensor cores multiply q by the next
 // keys, this step's products become p.
 template <int HS, int OT>
 static __global__ void __launch_bounds__(256, 1)
@@ -178,7 +178,9 @@ static __global__ void __launch_bounds__(256, 1)
         for (int i = 0; i < OT / 2; i++)
             s[0][i / 4][i % 4] = next[i / 4][i % 4];
     }
-    forward_store<HS, 0, 1>(out, lse, o, top, sum, head, row, T, T, C, NH);
+    __syncthreads(); // the tiles are done with
+    forward_store<HS, 0, 1>(out, lse, tiles + threadIdx.x / WARP * 16 * (HS + 8), o, top, sum, head,
+                            row, T, T, C, NH);
 #endif
 }
 
@@ -195,6 +197,22 @@ static void attention_hopper(floatX *out, float *lse, const floatX *qkv, size_t 
 static size_t hopper_backward_bytes(int HS)
 {
     return (size_t)(2 * 128 + 4 * 64) * HS * sizeof(floatX) + 2 * 64 * sizeof(float2) + 1024;
+}
+
+// row_stats: tile_stats of row `row` of dout and out (T,HS) in global memory, to its four lanes.
+template <int HS>
+static __device__ inline float2 row_stats(const floatX *dout, const floatX *out, const float *lse,
+                                          int C, int row, int T)
+{
+    float D = 0;
+    for (int c = threadIdx.x % 4 * 8; c < HS && row < T; c += 32) {
+        const Pack<floatX, 8> x = *(const Pack<floatX, 8> *)(out + (size_t)row * C + c);
+        const Pack<floatX, 8> y = *(const Pack<floatX, 8> *)(dout + (size_t)row * C + c);
+        for (int i = 0; i < 8; i++)
+            D += (float)x.v[i] * (float)y.v[i];
+    }
+    D += __shfl_xor_sync(~0u, D, 1);
+    return {row < T ? LOG2E * lse[row] : 0, D + __shfl_xor_sync(~0u, D, 2)};
 }
 
 // attention_hopper_backward_kernel: attention_backward_kernel for 128 rows, a warpgroup 64 of them,
@@ -234,8 +252,7 @@ static __global__ void __launch_bounds__(256, 1)
     fetch(begin);
     for (int i = 0; !SIDE && i < 2; i++) {
         const int r = row + 8 * i + lane / 4;
-        own_stats[i] = tile_stats<HS, 0>(g + (size_t)r * C, out + out_at, lse + (size_t)head * T, C,
-                                         r, T);
+        own_stats[i] = row_stats<HS>(g, out + out_at, lse + (size_t)head * T, C, r, T);
         if (r < T && lane % 4 == 0)
             stats[r] = own_stats[i];
     }
@@ -278,9 +295,12 @@ static __global__ void __launch_bounds__(256, 1)
         wgmma_commit();
         wgmma_wait<0>();
     }
-    tile_store<HS>(dqkv + at + (SIDE ? C : 0), dx, NULL, rsqrtf((float)HS), C, row, T);
+    const float scale = rsqrtf((float)HS);
+    floatX *tile = tiles + threadIdx.x / WARP * 16 * (HS + 8);
+    __syncthreads(); // the tiles are done with
+    tile_store<HS>(dqkv + at + (SIDE ? C : 0), tile, dx, scale, scale, NULL, 3 * C, row, T);
     if (SIDE)
-        tile_store<HS>(dqkv + at + 2 * C, (const float(*)[4])dv, NULL, 1, C, row, T);
+        tile_store<HS>(dqkv + at + 2 * C, tile, (const float(*)[4])dv, 1, 1, NULL, 3 * C, row, T);
 #endif
 }
 

@@ -212,7 +212,7 @@ longer=(--task parity --max-length 17 --eval-min-length 20 --eval-max-length 34 
 
 # gpt2_checks: head sizes of every kernel, rows that are not aligned, both vocabularies
 gpt2_checks() {
-    local m hs
+    local m hs s t
     background decodes gpt2 30 --model gpt2
     background decodes transformer 60 --model transformer
     background decodes linear-transformer 100 --model linear-transformer
@@ -236,8 +236,14 @@ gpt2_checks() {
         background agree "$m text, V=50257" --model $m --task text --vocab gpt2 --context 9 \
             --text "$work/tokens.bin" --channels 8 --batch-size 1
         background noncausal agree "non-causal $m" --causal no --model $m
-        background noncausal agree "non-causal $m HS=64" --causal no --model $m --channels 64 \
-            --heads 1 --string-size 40
+        for s in 40 32; do # T = 82 and 66
+            background noncausal agree "non-causal $m HS=64 S=$s" --causal no --model $m \
+                --channels 64 --heads 1 --string-size $s
+        done
+        for t in 66 129 258; do # tiles of one and two rows; three sequences: their order
+            PRECISIONS=bf16 background agree "$m T=$t" --model $m --task text --text README.md \
+                --context $t --channels $((t < 258 ? 64 : 192)) --heads 1 --batch-size 3
+        done
     done
 }
 

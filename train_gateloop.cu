@@ -2102,11 +2102,11 @@ static const Preset PRESETS[] = {
     {"recall", "--task recall --channels 128 --hidden 256 --lr 1e-3 --beta2 0.999 --steps 37500 "
      "--warmup 3750 --proj-bias no", "what followed this symbol last; its author's sizes"},
     {"shakespeare", "--task text --vocab ascii --context 256 --channels 256 --layers 6 "
-     "--hidden 1024 --batch-size 64 --lr 1e-3 --steps 3000 --warmup 100 --weight-decay 0.1 "
-     "--eval-batches 0", "characters of tiny Shakespeare"},
-    {"wikitext103", "--task text --vocab gpt2 --context 512 --wiring paper --gn-groups 16 "
-     "--channels 624 --layers 12 --hidden 1872 --proj-bias no --head-bias no --batch-size 16 "
-     "--lr 1.25e-4 --transition-lr 0.8 --weight-decay 0.25 --warmup 5000 --steps 144000",
+     "--hidden 640 --batch-size 64 --lr 1e-3 --beta2 0.99 --steps 3000 --warmup 100 "
+     "--weight-decay 0.1 --eval-batches 0", "characters; weights as GPT-2 of C=256, L=6"},
+    {"wikitext103", "--task text --vocab gpt2 --context 512 --channels 624 --layers 12 --hidden "
+     "1872 --wiring paper --gn-groups 16 --proj-bias no --head-bias no --batch-size 16 --steps "
+     "144000 --warmup 5000 --lr 1.25e-4 --transition-lr 0.8 --weight-decay 0.25 --eval-batches 0",
      "the paper's, ten epochs; not run"},
     {NULL, NULL, NULL},
 };

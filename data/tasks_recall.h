@@ -433,7 +433,8 @@ static inline void recall_check(const TaskOptions *o, const Task *task)
             die(EXIT_USAGE, "--vocab-size: expected at least %d for --task %s, got %d", V,
                 task->name, (int)shape.V);
         if (needle && n > NEEDLE_KEYS)
-            die(EXIT_USAGE, "--pairs: expected at most %d for --task needle, got %d", NEEDLE_KEYS, n);
+            die(EXIT_USAGE, "--pairs: expected at most %d for --task needle, got %d", NEEDLE_KEYS,
+                n);
         if (needle && (range.low < T || range.low > range.high))
             die(EXIT_USAGE, "--%smin-length: expected %d to %d for --task needle, got %d", eval, T,
                 range.high, range.low);

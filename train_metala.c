@@ -1119,7 +1119,7 @@ static const char *const SMALL_MQAR[][2] = {{"task", "mqar"}, {"vocab-size", "64
     {"lr", "3e-3"}, {"steps", "600"}, {"eval-batches", "8"}};
 #define PAIRS "--task mqar --vocab-size 8192 --weight-decay 0.1 "
 static const Preset PRESETS[] = {
-    {"main", "--task copying --string-size 16 --steps 600", "16 letters on two cores"},
+    {"main", "--task copying --string-size 8 --conv 4 --key-channels 64 --lr 4e-3", "8 letters"},
     {"mqar", PAIRS "--max-length 256 --pairs 16 --channels 64 --key-channels 64 --hidden 256 "
      "--batch-size 256 --lr 2.15e-3 --steps 6000 --warmup 300", "16 pairs in 256 tokens"},
     {"mqar-80", PAIRS "--max-length 512 --pairs 80 --channels 128 --key-channels 128 --hidden 512 "

@@ -218,6 +218,8 @@ test_every_option() {
         "hidden 5") ;;
     gateloop) own=("transition cart" "transition ones" "wiring paper" "head-size 4" "gn-groups 4"
         "proj-bias no" "head-bias no" "transition-lr 0.5" "channels 7" "hidden 0") ;;
+    metala) own=("key free" "conv 0" "conv 4" "augment no" "scale no" "tau 1" "channels 8"
+        "key-channels 6" "heads 4" "hidden 0") ;;
     esac
     works --batch-size 1 --string-size 2 --schedule constant --steps 1 --out every
     for option in "${own[@]}" "task copying" "string-size 5" \

@@ -952,7 +952,7 @@ static void test_options(void)
         {"--tau 0", "--tau"},
         {"--augment maybe", "--augment: expected one of no|yes"},
         {"--noise 2", "--noise"},
-        {"--eval-depth 2", "--eval-depth"},
+        {"--eval-depth 3", "--eval-depth"},
         {"--copies 0", "--copies"},
         {"--model tied", "unknown option"},
     };

@@ -29,7 +29,7 @@ static const char *checksum(const int *tokens, size_t n, char *text)
 static TaskOptions options_of(int min, int max, int eval_min, int eval_max)
 {
     TaskOptions o = {.min_length = min, .max_length = max, .eval_min_length = eval_min,
-                     .eval_max_length = eval_max, .noise = 0.2, .copies = 16, .eval_depth = -1};
+                     .eval_max_length = eval_max, .noise = 0.2, .copies = 16, .eval_depth = 2};
     return o;
 }
 
@@ -300,7 +300,7 @@ static void test_needle(void)
         TaskOptions o = options_of(0, k < 2 ? 0 : 60, k == 3 ? 40 : 0, k < 2 ? 0 : 100);
         const int evaluate = k > 0, low = k == 0 ? 16 : k == 1 ? 2048 : k == 3 ? 40 : 100;
         const int high = k == 0 ? 512 : k == 1 ? 2048 : 100;
-        o.eval_depth = k == 2 ? 0 : k == 3 ? 0.5 : k == 4 ? 1 : -1;
+        o.eval_depth = k == 2 ? 0 : k == 3 ? 0.5 : k == 4 ? 1 : 2;
         int pairs_seen[5] = {0}, shortest = 1 << 20, longest = 0, bad = 0, tenths[10] = {0};
         Batch batch = recall_batch(NEEDLE, &o, 1, evaluate ? STREAM_EVAL : STREAM_TRAIN, 4000);
         for (size_t b = 0; b < batch.B; b++) {

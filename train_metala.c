@@ -198,7 +198,8 @@ static void gla_backward(float *dqv, float *dg, float *dk, float *dinitial, cons
 }
 
 // read_row: y (DV) = (x - mean) rstd, x = o + sigmoid(a v) of one head, *rstd = 1 / sqrt(var +
-// 1e-5), w (DK), NULL: x = o; returns a = sum_i q_i w_i k_i.
+// 1e-5), w (DK), NULL: x = o; returns a = sum_i q_i w_i k_i. sigmoid(x) - 1/2 is tanh(x/2) / 2: the
+// half, which the norm takes away, would cost a small o its digits.
 static inline float read_row(float *y, float *rstd, const float *o, const float *q, const float *k,
                              const float *v, const float *w, size_t DK, size_t DV)
 {
@@ -207,7 +208,7 @@ static inline float read_row(float *y, float *rstd, const float *o, const float 
     for (size_t i = 0; w && i < DK; i++)
         a += q[i] * w[i] * k[i];
     for (size_t j = 0; j < DV; j++)
-        y[j] = o[j] + (w ? sigmoid(a * v[j]) : 0);
+        y[j] = o[j] + (w ? tanh(a * v[j] / 2) / 2 : 0);
     row_moments(y, DV, &mean, &var);
     *rstd = 1 / sqrt(var + eps);
     for (size_t j = 0; j < DV; j++)

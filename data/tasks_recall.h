@@ -377,7 +377,7 @@ static inline void needle_fill(const TaskOptions *o, uint64_t seed, uint64_t str
         inputs[t] = draw(&d, NEEDLE_FILLER, NEEDLE_VOCAB - 1);
     for (int i = 0; i < pairs; i++) {
         int at = draw(&d, 0, last), key = draw(&d, NEEDLE_KEY, NEEDLE_VALUE - 1);
-        if (i == 0 && evaluate && o->eval_depth >= 0)
+        if (i == 0 && evaluate && o->eval_depth <= 1)
             at = (int)(o->eval_depth * last + 0.5);
         for (int t = 0; t < n - 1; t++)
             if (inputs[t] == key || (inputs[t] < NEEDLE_FILLER && (t == at || t == at + 1))) {
@@ -455,8 +455,8 @@ static inline void recall_options(Options *options, TaskOptions *o)
          "selective: to be said again"},
         {"examples", OPT_INT, &o->examples, "0", 0, 1e9, "sequences", DEFINES_DATA,
          "mqar to needle: to train on, 0 = every one is fresh"},
-        {"eval-depth", OPT_REAL, &o->eval_depth, "-1", -1, 1, "share", RUNTIME,
-         "needle: where the pair that is asked for stands in evaluations, -1 = anywhere"},
+        {"eval-depth", OPT_REAL, &o->eval_depth, "2", 0, 2, "share", RUNTIME,
+         "needle: where the pair that is asked for stands in evaluations, above 1 = anywhere"},
     };
     options_add(options, rows, sizeof rows / sizeof *rows);
 }

@@ -259,6 +259,25 @@ static void test_mqar_slots(void)
     batch_free(&batch);
 }
 
+// test_blanks: each of the 223 blanks of selective stands before any of the 16 tokens as likely.
+static void test_blanks(void)
+{
+    enum { N = 2000 };
+    const TaskOptions o = options_of(0, 0, 0, 0);
+    double blanks[16] = {0}, worst = 0;
+    Batch batch = recall_batch(SELECTIVE, &o, 1, STREAM_TRAIN, N);
+    for (size_t b = 0; b < N; b++)
+        for (size_t t = 0, i = 0; t < 239; t++)
+            if (batch.inputs[b * 256 + t] == 14)
+                blanks[i]++;
+            else
+                i++;
+    for (int i = 0; i < 16; i++)
+        worst = fmax(worst, fabs(blanks[i] - N * 223 / 16.0) / sqrt(N * 223 / 16.0));
+    CHECK(worst < 5, "selective: blanks before a token are %.1f deviations off", worst);
+    batch_free(&batch);
+}
+
 // test_memorization: a key has one value in all sequences, of any seed, trained on or not; no two
 // keys have the same, all keys come, and values have no order.
 static void test_memorization(void)
@@ -480,6 +499,7 @@ int main(void)
           "rows of TASKS");
     test_recall_layouts();
     test_mqar_slots();
+    test_blanks();
     test_memorization();
     test_needle();
     test_examples();

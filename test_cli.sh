@@ -448,7 +448,8 @@ test_state_tasks() {
         --noise 0.5 --out noisy --resume
     refused 2 "--max-length: expected an even number of at least 16 for --task mqar, got 7" \
         --task mqar $shape
-    refused 2 "--batch-size 5: an evaluation reads sequences of 2048" --task needle $long
+    refused 2 "--batch-size 5: an evaluation reads sequences of 2048" --task needle $long \
+        --eval-max-length 2048
     refused 3 "absent/c.*No such file" --task z60 ${shape/steps 3/steps 0} --eval-max-length 9 \
         --curve absent/c
 }

@@ -91,7 +91,7 @@ static inline void gla_chunk_scores(GlaChunk *c, GLA_REAL *A, const GLA_REAL *q,
     GLA_REAL *q_m = c->work + CS * CS, *k_m = q_m + GLA_BLOCK * DK;
     memset(A, 0, CS * CS * sizeof *A);
     for (size_t t0 = 0; t0 < n; t0 += GLA_BLOCK) {
-        const size_t rows = n - t0 < GLA_BLOCK ? n - t0 : GLA_BLOCK;
+        const size_t rows = (n - t0 < GLA_BLOCK ? n : t0 + GLA_BLOCK) - t0;
         gla_faded(c, q_m, q + t0 * DK, b + t0 * DK, b + t0 * DK, rows, 1); // m = t0
         for (size_t u0 = 0; u0 < t0; u0 += GLA_BLOCK) {
             gla_faded(c, k_m, k + u0 * DK, b + u0 * DK, b + t0 * DK, GLA_BLOCK, -1);

@@ -54,7 +54,12 @@ mamba)
     first="--task copying"
     presets="main parity modular brackets s5-swaps z60"
     ;;
-*) echo "error: $arch: expected causalrn, gpt2, deltanet, gateloop or mamba; give ARCH"; exit 2 ;;
+metala)
+    model=tied other=free kind=key size=hidden wrong="--hidden 9"
+    first="--task copying"
+    presets="main mqar mqar-80"
+    ;;
+*) echo "error: $arch: expected causalrn, gpt2, deltanet, gateloop, metala or mamba; give ARCH"; exit 2 ;;
 esac
 
 # A model that takes no time, and one whose checkpoint is large enough to be cut.
@@ -219,6 +224,8 @@ test_every_option() {
     gateloop) own=("transition cart" "transition ones" "wiring paper" "head-size 4" "gn-groups 4"
         "proj-bias no" "head-bias no" "transition-lr 0.5" "channels 7" "hidden 0") ;;
     mamba) own=("eigenvalues nonneg" "channels 7" "hidden 5" "state 3" "rank 2" "window 1") ;;
+    metala) own=("key free" "conv 0" "conv 4" "augment no" "scale no" "tau 1" "channels 8"
+        "key-channels 6" "heads 4" "hidden 0") ;;
     esac
     works --batch-size 1 --string-size 2 --schedule constant --steps 1 --out every
     for option in "${own[@]}" "task copying" "string-size 5" \
@@ -229,7 +236,8 @@ test_every_option() {
         "preset main" "vocab ascii" "context 7" "held-out 0.2" "eval-batches 2" "sample 3" \
         "temperature 0" "top-k 2" "min-length 4" "max-length 9" "eval-min-length 5" \
         "eval-max-length 9" "multiply no" "elements swaps" "tokens-per-element 2" "modulus 3" \
-        "resets 0" "curve c"; do
+        "resets 0" "curve c" "pairs 3" "vocab-size 30" "noise 0" "copies 3" "examples 5" \
+        "eval-depth 0.5"; do
         alone --${option%% *} $([[ $option == *" "* ]] && echo "${option#* }")
     done
     tried="$tried text val tokenizer prompt" # these need others: test_text
@@ -257,6 +265,10 @@ test_refused_options() {
         refused 2 "--gn-groups 4: expected equal groups" $small --gn-groups 4
     fi
     [ $arch = mamba ] && refused 2 "--rank 9: expected at most the 8 channels" $small --rank 9
+    if [ $arch = metala ]; then
+        refused 2 "--channels 8: expected a multiple of --heads 3" $small --heads 3
+        refused 2 "--key-channels 5: expected a multiple of --heads 2" $small --key-channels 5
+    fi
     has_positions && refused 2 "--causal no.*targets" $small --causal no
     refused 2 "--dump and --accumulate 2" $small --steps 0 --accumulate 2 --dump d
     refused 2 "--accumulate.*got 0" --accumulate 0
@@ -412,7 +424,8 @@ test_refused_texts() {
 # Every task is trained at its lengths and evaluated beyond them; what is asked of it is in its
 # checkpoint, the lengths of evaluations are not.
 test_state_tasks() {
-    local task shape="--layers 1 --channels 8 --$size 8 --batch-size 5 --max-length 7 --steps 3"
+    local task long shape="--layers 1 --channels 8 --$size 8 --batch-size 5 --steps 3"
+    shape="$shape --max-length 7"
     local eval="--eval-min-length 8 --eval-max-length 20 --curve curve"
     for task in parity modular brackets s5 z60 horizon recall; do
         [ $task != horizon ] || eval=${eval#*8 } # its sequences have one length, recall's too
@@ -436,6 +449,19 @@ test_state_tasks() {
     refused 2 "--min-length: expected at least 3" --task parity $shape --min-length 2
     refused 2 "--eval-min-length and --eval-max-length: expected a range, got 40 to 20" \
         --task modular $shape --eval-min-length 40 --eval-max-length 20
+    long=${shape/--max-length 7/--max-length 32}
+    for task in mqar in-context noisy fuzzy memorization selective needle; do
+        works --task $task $long --eval-max-length 40 --vocab-size 24 --copies 9 \
+            --curve curve --out $task
+        has "$task" "^RESULT task=$task .*max_length=32 .*macro=[0-9.]+ micro=[0-9.]+ scaled=" \
+            "$tmp/out"
+    done
+    refused 3 "--noise 0.2" --task noisy ${long/steps 3/steps 4} --vocab-size 24 --copies 9 \
+        --noise 0.5 --out noisy --resume
+    refused 2 "--max-length: expected an even number of at least 16 for --task mqar, got 7" \
+        --task mqar $shape
+    refused 2 "--batch-size 5: an evaluation reads sequences of 2048" --task needle $long \
+        --eval-max-length 2048
     refused 3 "absent/c.*No such file" --task z60 ${shape/steps 3/steps 0} --eval-max-length 9 \
         --curve absent/c
 }
@@ -459,7 +485,7 @@ test_dump() {
     local shape="--layers 2 --channels 6 --batch-size 3 --string-size 4 --steps 0"
     local p expected name acts
     [ $arch != gpt2 ] && shape="--hidden 5 $shape"
-    case $arch in gpt2 | deltanet) shape="--heads 3 $shape" ;; esac
+    case $arch in gpt2 | deltanet | metala) shape="--heads 3 $shape" ;; esac
     works $shape --dump d1
     works $shape --dump d2
     works $shape --dump d3 --seed 2
@@ -486,6 +512,10 @@ test_dump() {
             echo "$p.wte F32 29,6,$p.norm_w F32 2,6,$p.in_w F32 2,10,6,$p.conv_w F32 2,5,4"
             echo "$p.conv_b F32 2,5,$p.x_w F32 2,33,5,$p.dt_w F32 2,5,1,$p.dt_b F32 2,5"
             echo "$p.A_log F32 2,5,16,$p.skip F32 2,5,$p.out_w F32 2,6,5,$p.head_w F32 29,6"
+        elif [ $arch = metala ]; then
+            echo "$p.wte F32 29,6,$p.conv_w F32 2,6,2,$p.qv_w F32 2,9,6,$p.a_w F32 2,3,6"
+            echo "$p.aug_w F32 2,3,$p.gate_w F32 2,6,6,$p.gate_b F32 2,6,$p.out_w F32 2,6,6"
+            echo "$p.gu_w F32 2,10,6,$p.down_w F32 2,6,5,$p.head_w F32 29,6"
         else
             echo "$p.wte F32 29,6,$p.wpe F32 10,6,$p.qkv_w F32 2,18,6,$p.proj_w F32 2,6,6"
             echo "$p.fc_w F32 2,24,6,$p.fc_b F32 2,24,$p.out_w F32 2,6,24,$p.out_b F32 2,6"
@@ -501,6 +531,7 @@ loss F32 1")
     deltanet) acts=("x F32 3,3,10,6" "qkv F32 2,3,10,18" "beta F32 2,3,10,3" "o F32 2,3,10,6") ;;
     gateloop) acts=("x F32 3,3,10,6" "qkvg F32 2,3,10,24" "a F32 2,3,10,12" "y F32 2,3,10,6") ;;
     mamba) acts=("x F32 3,3,10,6" "u F32 2,3,10,5" "dt F32 2,3,10,5" "y F32 2,3,10,5") ;;
+    metala) acts=("x F32 3,3,10,6" "qv F32 2,3,10,9" "g F32 2,3,10,3" "o F32 2,3,10,6") ;;
     esac
     for name in "${acts[@]}" "logits F32 3,10,29"; do
         is "tensors of a dump" "acts.$name" "$(tensors d1 | grep "^acts.${name%% *} ")"

@@ -1,5 +1,5 @@
 // test_data.c: tests of data/tasks.h: what the tasks look like, and that nothing but the seed and
-// the number of a sequence decides what it holds. Text: test_text.c.
+// the number of a sequence decides what it holds. Recall: test_recall.c, text: test_text.c.
 //
 //     gcc -O2 -fopenmp -Wall -Wextra test_data.c -o build/test_data -lm && build/test_data
 //

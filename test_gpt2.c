@@ -220,6 +220,40 @@ static void test_attention_extremes(void)
     CHECK(first_not_finite(l.dqkv, 120, sizeof(float)) == 120, "scores of 1e4: finite gradients");
 }
 
+// wave: sin(a + 1.3 t + 0.7 i), what the numbers below are made of; 0 for i = 2 of a head of two.
+static float wave(double a, size_t t, size_t i, size_t n)
+{
+    return i < n ? sin(a + 1.3 * (double)t + 0.7 * (double)i) : 0;
+}
+
+// test_linear_golden: linear attention with three keys and two values, the third is 0: values from
+// another program (specs/metala.md, section 7), to 1e-9; fp32: to 2e-5 of their size.
+static void test_linear_golden(void)
+{
+    enum { T = 7, HS = 3 };
+    Layer l = layer_make(1, T, 1, HS, 1, 1, 1);
+    for (size_t i = 0; i < T * HS; i++) {
+        l.qkv[i / HS * 9 + i % HS] = 2 * wave(0.1, i / HS, i % HS, 3);
+        l.qkv[i / HS * 9 + 3 + i % HS] = 2 * wave(0.5, i / HS, i % HS, 3);
+        l.qkv[i / HS * 9 + 6 + i % HS] = wave(0.9, i / HS, i % HS, 2);
+        l.dout[i] = wave(2.3, i / HS, i % HS, 2);
+    }
+    layer_run(&l);
+    double sums[6] = {0};
+    for (size_t i = 0; i < T * 9; i++) {
+        sums[i % 9 / 3 * 2] += l.dqkv[i];
+        sums[i % 9 / 3 * 2 + 1] += fabs(l.dqkv[i]);
+    }
+    const double got[] = {dot(l.out, l.dout, T * HS), l.out[18], l.out[19], l.saved[6],
+                          sums[0], sums[1], sums[2], sums[3], sums[4], sums[5]};
+    const double want[] = {-0.570430349828, 0.6098897045,  0.4835145539, 75.8206334147,
+                           -0.0365128394,   0.3434153393,  0.0105216358, 0.8030239688,
+                           -0.8077404836,   3.0594739632};
+    for (int i = 0; i < 10; i++)
+        CHECK(fabs(got[i] - want[i]) <= (IS_DOUBLE ? 1e-9 : 2e-5 * fmax(1, want[i])),
+              "linear attention, golden %d: expected %.12g, got %.12g", i, want[i], got[i]);
+}
+
 // test_one_position: A23: T=1: softmax gives dq = 0, dk = 0, dv = dout exactly. The linear one has
 // eps in its denominator: the same up to 1e-6 over phi(q) . phi(k).
 static void test_one_position(void)
@@ -748,6 +782,7 @@ static const TestRow TESTS[] = {
     {"attention, plain form", test_attention_plain, 0},
     {"attention derivatives", test_attention_derivatives, 0},
     {"attention extremes", test_attention_extremes, 0},
+    {"linear golden", test_linear_golden, 0},
     {"one position", test_one_position, 0},
     {"phi", test_phi, 0},
     {"underflow", test_underflow, 0},

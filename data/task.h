@@ -13,6 +13,8 @@ typedef struct {
     int string_size; // copying: letters in a string
     int min_length, max_length, eval_min_length, eval_max_length; // tasks_state.h; 0: the paper's
     int multiply, elements, tokens_per_element, modulus, resets;  // tasks_state.h
+    int pairs, vocab_size, copies, examples; // tasks_recall.h; 0: the task's own
+    double noise, eval_depth;
     int eval_batches; // 0: one, or all that is held out
     const char *curve; // file for the accuracy by length
     Text text;

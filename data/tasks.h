@@ -1,5 +1,5 @@
-// tasks.h: what a model is fed: synthetic tasks, made on the fly (copying; tasks_state.h), and text
-// (text.h); batches of them and evaluations. What a task is: task.h.
+// tasks.h: what a model is fed: synthetic tasks, made on the fly (copying; tasks_state.h;
+// tasks_recall.h), and text (text.h); batches of them and evaluations. What a task is: task.h.
 //
 // Every sequence is a pure function of (seed, stream number), and of the files of text: a resumed
 // run sees the sequences it would have seen, and the evaluation set is disjoint from all that are
@@ -9,6 +9,7 @@
 
 #include "../util/training.h"
 #include "sampler.h"
+#include "tasks_recall.h"
 #include "tasks_state.h"
 
 // ---- copying [CausalRN paper, section 4]: repeat a random string after a separator
@@ -93,6 +94,7 @@ static const Task TASKS[] = {
     {"text", "say the next token of a file", NULL, text_shape, text_sequence, fraction_right, -1,
      0},
     STATE_TASKS,
+    RECALL_TASKS,
 };
 
 // task_options: add the options of tasks to the command line. The words of --task are the names of
@@ -100,8 +102,8 @@ static const Task TASKS[] = {
 static inline void task_options(Options *options, int *task, TaskOptions *o)
 {
     const Option rows[] = {
-        {"task", OPT_CHOICE, task, "copying", 0, 0, "copying|text|" STATE_WORDS, DEFINES_DATA,
-         "what to learn"},
+        {"task", OPT_CHOICE, task, "copying", 0, 0, "copying|text|" STATE_WORDS "|" RECALL_WORDS,
+         DEFINES_DATA, "what to learn"},
         {"string-size", OPT_INT, &o->string_size, "16", 1, 1 << 20, "letters", DEFINES_DATA,
          "copying: letters in a string; T = 2 (letters + 1)"},
     };
@@ -118,6 +120,7 @@ static inline void task_options(Options *options, int *task, TaskOptions *o)
     };
     options_add(options, rows, sizeof rows / sizeof *rows);
     state_options(options, o);
+    recall_options(options, o);
     text_options(options, &o->text);
     options_add(options, at_the_end, sizeof at_the_end / sizeof *at_the_end);
 }
@@ -180,6 +183,7 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
             "hint: give --task text", task->name);
     if (task->chance >= 0)
         state_check(o, task, options);
+    recall_check(o, task);
     task_eval_rows(task->shape(o), (size_t)t->batch_size);
     if (o->prompt && !o->sample)
         die(EXIT_USAGE, "--prompt needs --sample N, the number of tokens to say after it");
@@ -337,16 +341,14 @@ static inline void task_show_sample(const Task *task, const TaskOptions *o, size
 
 // ---- evaluation
 
-// Sums over the batches of an evaluation. Of tasks with a chance also: how often each token is the
-// target; at each position, in how many sequences there is a target and in how many all targets so
-// far are predicted: with one target that is the accuracy by length. Where a task restarts, both by
-// tokens since, and of each target by itself.
-enum { EVALUATION_V = 256 };
+// Sums over the batches of an evaluation. Of tasks with a chance also: of each token, how often it
+// is the target, is said where there is one, and is both; at each position, in how many sequences
+// there is a target and in how many all targets so far are predicted: with one target that is the
+// accuracy by length. Where a task restarts, both by tokens since, and of each target by itself.
 typedef struct {
     double nats, score, targets, sequences, characters, chance;
-    double often[EVALUATION_V];
     const char *curve;
-    size_t T, *asked, *right; // (T)
+    size_t V, T, *wanted, *said, *hit, *asked, *right; // three of (V), two of (T)
 } Evaluation;
 
 // task_eval_batches: how many batches an evaluation takes, where B sequences are trained on
@@ -365,23 +367,29 @@ static inline long task_eval_batches(const Task *task, const TaskOptions *option
     return asked && asked < all ? asked : all;
 }
 
-// evaluation_count: the targets of a batch, for the best constant answer and the curve.
-static inline void evaluation_count(Evaluation *e, const Batch *batch, int restart)
+// evaluation_count: the targets of a batch of V symbols, for accuracies by token and the curve.
+static inline void evaluation_count(Evaluation *e, const Batch *batch, size_t V, int restart)
 {
     const size_t T = batch->T;
     if (!e->T) {
         e->T = T;
-        e->asked = (size_t *)alloc_zero(T, sizeof(size_t), "curve");
-        e->right = (size_t *)alloc_zero(T, sizeof(size_t), "curve");
+        e->V = V;
+        e->wanted = (size_t *)alloc_zero(3 * V + 2 * T, sizeof(size_t), "evaluation");
+        e->said = e->wanted + V;
+        e->hit = e->said + V;
+        e->asked = e->hit + V;
+        e->right = e->asked + T;
     }
     for (size_t b = 0; b < batch->B; b++)
         for (size_t t = 0, all = 1, at = 0; t < T; t++, at++) {
-            const int target = batch->targets[b * T + t];
+            const int target = batch->targets[b * T + t], said = batch->predictions[b * T + t];
             at = restart && batch->inputs[b * T + t] == restart ? 0 : at;
             if (target == IGNORE)
                 continue;
-            all = (all || restart) && batch->predictions[b * T + t] == target;
-            e->often[target]++;
+            all = (all || restart) && said == target;
+            e->wanted[target]++;
+            e->said[said]++;
+            e->hit[target] += said == target;
             e->asked[at]++;
             e->right[at] += all;
         }
@@ -405,7 +413,7 @@ static inline void evaluation_add(Evaluation *e, const Task *task, const TaskOpt
     e->chance = task->chance;
     e->curve = options->curve;
     if (task->chance >= 0)
-        evaluation_count(e, batch, task->restart);
+        evaluation_count(e, batch, task->shape(options).V, task->restart);
     if (!task->symbols)
         e->characters += (double)text_characters(&options->text, batch->targets,
                                                  batch->B * batch->T);
@@ -426,26 +434,33 @@ static inline void evaluation_curve(const Evaluation *e)
 }
 
 // evaluation_row: what is logged of an evaluation after `step` updates, NaN if there was no data or
-// the run was interrupted, perhaps in the middle; writes the curve. The sums are used up.
+// the run was interrupted, perhaps in the middle; writes the curve. The sums are used up. macro is
+// the mean over tokens that are wanted or said of how often they are said where they are wanted,
+// micro the share of all targets that is predicted.
 static inline LogRow evaluation_row(Evaluation *e, long step)
 {
     if (*training_interrupted()) {
-        free(e->asked);
-        free(e->right);
+        free(e->wanted);
         memset(e, 0, sizeof *e);
     }
-    LogRow row = {step, "val", e->nats / e->targets, e->score / e->sequences, 0, 0, 0, 0, 0, 0, 0};
+    LogRow row = {step, "val", e->nats / e->targets, e->score / e->sequences, 0, 0, 0, 0, 0, 0, 0,
+                  0, 0};
+    double tokens = 0;
     if (e->characters > 0)
         row.bits = e->nats / log(2.0) / e->characters;
     if (!e->T)
         return row;
     row.scaled = (row.acc - e->chance) / (1 - e->chance);
-    for (int v = 0; v < EVALUATION_V; v++)
-        row.constant = fmax(row.constant, e->often[v] / e->targets);
+    for (size_t v = 0; v < e->V; v++) {
+        row.constant = fmax(row.constant, (double)e->wanted[v] / e->targets);
+        row.micro += (double)e->hit[v] / e->targets;
+        row.macro += e->wanted[v] ? (double)e->hit[v] / (double)e->wanted[v] : 0;
+        tokens += e->wanted[v] || e->said[v];
+    }
+    row.macro /= tokens > 0 ? tokens : 1;
     if (e->curve)
         evaluation_curve(e);
-    free(e->asked);
-    free(e->right);
+    free(e->wanted);
     memset(e, 0, sizeof *e);
     return row;
 }

@@ -421,7 +421,7 @@ static inline void state_check(const TaskOptions *o, const Task *task, const Opt
 {
     if (task->chance > 0)
         answer_check(o, task->name);
-    else if (task->score == fraction_right)
+    else if (task->fill == horizon_fill || task->fill == recall_fill)
         stream_check(o, task, options);
 }
 

@@ -34,8 +34,10 @@ static const Task TEST_TASKS[] = {
      -1, 0},
     {"any", "", "", any_shape, any_fill, copying_score, -1, 0},
     STATE_TASKS,
+    RECALL_TASKS,
 };
-enum { COPYING, ANY, PARITY, MODULAR, BRACKETS, S5, Z60, HORIZON, RECALL };
+enum { COPYING, ANY, PARITY, MODULAR, BRACKETS, S5, Z60, HORIZON, RECALL, MQAR, IN_CONTEXT, NOISY,
+       FUZZY, MEMORIZATION, SELECTIVE, NEEDLE };
 #define TASKS TEST_TASKS
 
 #endif

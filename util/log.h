@@ -49,6 +49,7 @@ typedef struct {
     double loss, acc, lr, grad_norm, ms, tokens_per_s; // nats, 0..1, -, -, milliseconds, 1/s
     double bits;                                       // per character, of text; else 0
     double scaled, constant; // accuracy, 0 for a guess; share of the most frequent target, else 0
+    double macro, micro;     // mean over tokens of the share right, and share of all targets
 } LogRow;
 
 // seconds_now: a monotonic clock, in seconds.
@@ -298,7 +299,7 @@ static inline LogRow log_train_row(long step, double loss, double acc, double lr
                                    double seconds, size_t tokens)
 {
     LogRow row = {step, "train", loss, acc, lr, norm, 1e3 * seconds, (double)tokens / seconds,
-                  0, 0, 0};
+                  0, 0, 0, 0, 0};
     return row;
 }
 

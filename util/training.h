@@ -482,7 +482,8 @@ static inline void training_result(Log *log, const char *task, const char *model
     if (val->bits > 0)
         printf("bits_per_char=%.4f ", val->bits);
     if (val->constant > 0)
-        printf("scaled=%.4f constant=%.4f ", val->scaled, val->constant);
+        printf("macro=%.4f micro=%.4f scaled=%.4f constant=%.4f ", val->macro, val->micro,
+               val->scaled, val->constant);
     if (evaluated)
         printf("loss=%.6f ", val->loss);
     printf("ms_per_step=%.3f seconds=%.1f\n", ms_per_step, seconds_now() - log->started);

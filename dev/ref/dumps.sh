@@ -30,7 +30,7 @@ recompute() {
 # try OPTIONS...: count a variant
 try() { count "$*" recompute "$@"; }
 
-# causalrn, gpt2, deltanet, gateloop, mamba: every variant
+# causalrn, gpt2, deltanet, gateloop, metala, mamba: every variant
 odd="--string-size 5 --channels 12 --batch-size 2"
 causalrn() {
     local postnorm prenorm activation
@@ -98,6 +98,23 @@ mamba() {
     try --task modular --channels 12 --batch-size 7
     try --task s5 --channels 12 --batch-size 4 --window 1
     try --task recall --channels 12 --batch-size 4 --eigenvalues nonneg
+}
+
+metala() {
+    local key conv augment heads
+    for key in tied free; do
+        for conv in 0 2 4; do
+            for augment in yes no; do
+                for heads in "--heads 1" "--heads 3 --key-channels 9 --tau 2 --scale no"; do
+                    try --task copying $odd --hidden 17 --key $key --conv $conv \
+                        --augment $augment $heads
+                done
+            done
+        done
+    done
+    try --task copying --heads 3 --layers 5 --channels 60 --string-size 40 --batch-size 2
+    try --task mqar --channels 12 --batch-size 7 --conv 4
+    try --task noisy --channels 12 --batch-size 2
 }
 
 $model

@@ -59,7 +59,10 @@ metala)
     first="--task copying"
     presets="main mqar mqar-80"
     ;;
-*) echo "error: $arch: expected causalrn, gpt2, deltanet, gateloop, metala or mamba; give ARCH"; exit 2 ;;
+*)
+    echo "error: $arch: expected causalrn, gpt2, deltanet, gateloop, metala or mamba; give ARCH"
+    exit 2
+    ;;
 esac
 
 # A model that takes no time, and one whose checkpoint is large enough to be cut.

@@ -323,19 +323,15 @@ static void silu_forward(float *out, const float *x, size_t n)
         out[i] = x[i] * sigmoid(x[i]);
 }
 
-// silu_slope: its derivative.
-static inline float silu_slope(float x)
-{
-    const float p = sigmoid(x);
-    return p + x * p * (1 - p);
-}
-
-// silu_backward: dx (n) = dout (n) SiLU'(x (n)). dx may alias dout.
+// silu_backward: dx (n) = dout (n) SiLU'(x (n)), p + x p (1 - p) for p = sigmoid(x). dx may alias
+// dout.
 static void silu_backward(float *dx, const float *dout, const float *x, size_t n)
 {
 #pragma omp parallel for simd if (n > 65536)
-    for (size_t i = 0; i < n; i++)
-        dx[i] = dout[i] * silu_slope(x[i]);
+    for (size_t i = 0; i < n; i++) {
+        const float p = sigmoid(x[i]);
+        dx[i] = dout[i] * (p + x[i] * p * (1 - p));
+    }
 }
 
 // gate_forward: out (N,H) = y SiLU(z), y (N,H), z at H of xz (N,2H). out may alias y.
@@ -359,9 +355,9 @@ static void gate_backward(float *dy, float *dxz, const float *dout, const float 
     for (size_t n = 0; n < N; n++)
 #pragma omp simd
         for (size_t c = 0; c < H; c++) {
-            const float z = xz[n * 2 * H + H + c], d = dout[n * H + c];
-            dxz[n * 2 * H + H + c] = d * y[n * H + c] * silu_slope(z);
-            dy[n * H + c] = d * (z * sigmoid(z));
+            const float z = xz[n * 2 * H + H + c], p = sigmoid(z), d = dout[n * H + c];
+            dxz[n * 2 * H + H + c] = d * y[n * H + c] * (p + z * p * (1 - p));
+            dy[n * H + c] = d * (z * p);
         }
 }
 

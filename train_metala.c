@@ -1044,12 +1044,13 @@ static LogRow evaluate(Model *m, long step)
 }
 
 // decode: said (D,n) = the token chosen at each position when the model reads the first `given`
-// tokens of inputs (D,n) and then what it said.
-static void decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
-                   Sampler sampler)
+// tokens of inputs (D,n) and then what it said. Returns n, or how far it came when interrupted.
+static size_t decode(Model *m, int *said, const int *inputs, size_t given, size_t n, size_t D,
+                     Sampler sampler)
 {
     int *tokens = alloc_zero(D, sizeof(int), "tokens");
-    for (size_t t = 0; t < n; t++) {
+    size_t t = 0;
+    for (; t < n && !*training_interrupted(); t++) {
         for (size_t i = 0; i < D; i++)
             tokens[i] = t < given ? inputs[i * n + t] : said[i * n + t - 1];
         const float *logits = model_decode(m, tokens, t, D), *x = logits;
@@ -1057,14 +1058,15 @@ static void decode(Model *m, int *said, const int *inputs, size_t given, size_t 
             said[i * n + t] = sampler_choose(&sampler, x, sizeof(float), m->V, i, t);
     }
     free(tokens);
+    return t;
 }
 
-// greedy: accuracy on decode_B sequences when the model, after the prompt, reads what it said.
+// greedy: accuracy on decode_B sequences when the model reads what it said; -1 if interrupted.
 static double greedy(Model *m)
 {
     size_t prompt = m->task->shape(&m->config.task_options).prompt;
     decode(m, m->batch.predictions, m->batch.inputs, prompt, m->T, m->decode_B, (Sampler){0});
-    return task_score(m->task, &m->batch, m->decode_B);
+    return *training_interrupted() ? -1 : task_score(m->task, &m->batch, m->decode_B);
 }
 
 // train: take an allocated model through its configuration until the steps are done, --stop-at is
@@ -1086,7 +1088,6 @@ static void train(Model *m, const Options *options)
     }
     long step = training_start(&log, checkpoint, t, &m->weights, options, ARCHITECTURE, task,
                                model, "CPU");
-    training_catch_interrupt();
     for (;; step++) {
         int last = training_over(t, &log, step);
         if (last || (t->eval_every && step && step % t->eval_every == 0)) {
@@ -1102,13 +1103,12 @@ static void train(Model *m, const Options *options)
     }
     const TaskOptions *o = &m->config.task_options;
     TaskShape s = m->task->shape(o);
-    double own = m->decode_B && s.prompt < m->T && !*training_interrupted() ? greedy(m) : -1;
+    double own = m->decode_B && s.prompt < m->T ? greedy(m) : -1;
     if (own >= 0)
         task_show(m->task, o, m->batch.inputs, m->batch.predictions);
-    if (o->sample && !*training_interrupted()) {
-        decode(m, o->said, o->read, o->prompt_n, o->read_n, 1, task_sampler(o, t->seed));
-        task_show_sample(m->task, o);
-    }
+    if (o->sample && !*training_interrupted())
+        task_show_sample(m->task, o, decode(m, o->said, o->read, o->prompt_n, o->read_n, 1,
+                                            task_sampler(o, t->seed)));
     training_result(&log, task, model, s.size_name, s.size, &val, own, log_ms_per_step(&log));
     log_close(&log);
 }

@@ -2,9 +2,10 @@
 # deltanet_parity.sh: whether a model finds the parity of strings longer than those it was trained
 # on: bits at lengths 3 to 40, evaluated at 40 to 256. The paper (Table 3, best of three), in scaled
 # accuracy: DeltaNet with eigenvalues in [-1,1] 1.000, in [0,1] 0.017, a Transformer 0.022. Here two
-# layers, batch 256, 20000 steps, lr 1e-3, as in the authors' code. Three seeds: 9 runs.
+# layers, batch 256, 20000 steps, lr 1e-3, as in the authors' code. Three seeds: 9 runs. DeltaNet in
+# fp32, 36 s a run: in bf16, 20 s, training comes to 0.91, 0.94 and 0.93, whichever type evaluates.
 FIGURE=deltanet_parity STEPS=${STEPS:-20000} THIN=${THIN:-200} SAVE_EVERY=${SAVE_EVERY:-5000}
-TRAINER=${TRAINER:-./train_deltanet_gpu} LENGTHS="--eval-min-length 3"
+TRAINER=${TRAINER:-./train_deltanet_gpu_fp32} LENGTHS="--eval-min-length 3"
 . "$(dirname "$0")/common.sh"
 
 length=(--steps "$STEPS" --warmup $((STEPS / 10)))

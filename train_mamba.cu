@@ -258,7 +258,7 @@ static __device__ inline void edge_load(float (&h)[OWN], const float *carry, con
 // scan_forward_kernel: a block a chunk of CHANNELS channels, see scan_forward. SUMMARY: instead,
 // carry (2,B,chunks,H,STATES) = the product of the chunk's a, and what it makes of a state 0.
 template <int RANGE, int SUMMARY>
-static __global__ void __launch_bounds__(SCAN_THREADS, 4)
+static __global__ void __launch_bounds__(SCAN_THREADS, SUMMARY ? 4 : 3)
 scan_forward_kernel(floatX *g, float *sums, float *states, float *final, float *carry,
                     const floatX *__restrict__ x, const floatX *__restrict__ raw,
                     const floatX *__restrict__ xz, const floatX *__restrict__ bc,
@@ -1357,7 +1357,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("dbc", float, Dacts, work.dbc, groups, B, T, 2 * STATES),
         DEVICE("drates", float, Dacts, work.drates, chunks, H * S + 2 * H),
         DEVICE("carry", float, Dacts, work.carry, chunks, 2, H, STATES),
-        DEVICE("sums", float, Dacts, work.sums, S > STATES ? 3 : 0, B, T, H),
+        DEVICE("sums", float, Dacts, work.sums, S > STATES ? (size_t)3 : 0, B, T, H),
         DEVICE("partial", float, Dacts, partial, partial_size(m)),
     };
     const DeviceTensor decoder[] = {

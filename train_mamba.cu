@@ -577,6 +577,29 @@ static size_t scan_chunks(size_t B, size_t N)
     return B + N / CHUNK_LEAST;
 }
 
+// scan_forward_passes: see scan_forward; s: of scan_of, or the same with other chunks.
+static void scan_forward_passes(floatX *g, float *states, float *final, float *sums, float *carry,
+                                const floatX *x, const floatX *raw, const floatX *xz,
+                                const floatX *p, const float *initial, const float *A_log,
+                                const float *dt_b, const float *skip, Scan s, int range,
+                                cudaStream_t stream)
+{
+    const size_t tiles = ((size_t)s.T + TILE - 1) / TILE, grid = s.B * s.chunks * s.groups;
+    const size_t carried = (s.B * s.H * STATES + SCAN_THREADS - 1) / SCAN_THREADS;
+    do {
+        float *kept = states ? states + s.s0 * s.B * tiles * s.H : NULL;
+        WITH_FLAG(TWO, range == 2, {
+            if (s.chunks > 1) {
+                LAUNCH((scan_forward_kernel<1 + TWO, 1>), grid, SCAN_THREADS, 0, stream, g, sums,
+                       kept, final, carry, x, raw, xz, p, initial, A_log, dt_b, skip, s);
+                LAUNCH(scan_carry_kernel, carried, SCAN_THREADS, 0, stream, carry, initial, s, 0);
+            }
+            LAUNCH((scan_forward_kernel<1 + TWO, 0>), grid, SCAN_THREADS, 0, stream, g, sums, kept,
+                   final, carry, x, raw, xz, p, initial, A_log, dt_b, skip, s);
+        });
+    } while (scan_next(&s));
+}
+
 // scan_forward: g (B,T,H) = y SiLU(z), y = sum_s C_t h_t + skip x_t, h_t = a_t h_{t-1} + dt_t B_t
 // x_t, a_t = range exp(dt A) - (range - 1), of x (B,T,H), dt = softplus(raw (B,T,H) + dt_b (H)), z
 // at H of xz (B,T,2H), B and C (S) at R of a row of p (N,P), A = -exp(A_log (H,S)), skip (H);
@@ -589,21 +612,8 @@ static void scan_forward(floatX *g, float *states, float *final, float *sums, fl
                          const float *skip, size_t B, size_t T, size_t H, size_t S, size_t R,
                          size_t P, int range, cudaStream_t stream)
 {
-    Scan s = scan_of(B, T, H, S, R, P);
-    const size_t grid = B * s.chunks * s.groups, of_carry = B * H * STATES;
-    do {
-        float *kept = states ? states + (size_t)s.s0 * B * ((T + TILE - 1) / TILE) * H : NULL;
-        WITH_FLAG(TWO, range == 2, {
-            if (s.chunks > 1) {
-                LAUNCH((scan_forward_kernel<1 + TWO, 1>), grid, SCAN_THREADS, 0, stream, g, sums,
-                       kept, final, carry, x, raw, xz, p, initial, A_log, dt_b, skip, s);
-                LAUNCH(scan_carry_kernel, (of_carry + SCAN_THREADS - 1) / SCAN_THREADS,
-                       SCAN_THREADS, 0, stream, carry, initial, s, 0);
-            }
-            LAUNCH((scan_forward_kernel<1 + TWO, 0>), grid, SCAN_THREADS, 0, stream, g, sums, kept,
-                   final, carry, x, raw, xz, p, initial, A_log, dt_b, skip, s);
-        });
-    } while (scan_next(&s));
+    scan_forward_passes(g, states, final, sums, carry, x, raw, xz, p, initial, A_log, dt_b, skip,
+                        scan_of(B, T, H, S, R, P), range, stream);
 }
 
 // Scratch of scan_backward: dbc (groups of CHANNELS channels,N,2 STATES), drates (scan_chunks, H S
@@ -611,6 +621,38 @@ static void scan_forward(floatX *g, float *states, float *final, float *sums, fl
 typedef struct {
     float *dbc, *drates, *carry, *sums;
 } ScanWork;
+
+// scan_backward_passes: see scan_backward; s: as scan_forward_passes takes it.
+static void scan_backward_passes(floatX *dx, floatX *draw, floatX *dxz, floatX *dp, float *dinitial,
+                                 float *dA_log, float *ddt_b, float *dskip, ScanWork work,
+                                 const floatX *dout, const float *dfinal, const float *states,
+                                 const floatX *x, const floatX *raw, const floatX *xz,
+                                 const floatX *p, const float *A_log, const float *dt_b,
+                                 const float *skip, Scan s, int range, cudaStream_t stream)
+{
+    const size_t rows = s.B * s.chunks, grid = rows * s.groups, numbers = (size_t)s.H * (s.S + 2);
+    const size_t tiles = ((size_t)s.T + TILE - 1) / TILE, of_bc = s.B * s.T * 2 * STATES;
+    const size_t carried = (s.B * s.H * STATES + SCAN_THREADS - 1) / SCAN_THREADS;
+    do {
+        const float *kept = states + s.s0 * s.B * tiles * s.H;
+        WITH_FLAG(TWO, range == 2, {
+            if (s.chunks > 1) {
+                LAUNCH((scan_backward_kernel<1 + TWO, 1>), grid, SCAN_THREADS, 0, stream, dx, draw,
+                       dxz, work.dbc, work.drates, work.sums, dinitial, work.carry, dout, dfinal,
+                       kept, x, raw, xz, p, A_log, dt_b, skip, s);
+                LAUNCH(scan_carry_kernel, carried, SCAN_THREADS, 0, stream, work.carry, dfinal, s,
+                       1);
+            }
+            LAUNCH((scan_backward_kernel<1 + TWO, 0>), grid, SCAN_THREADS, 0, stream, dx, draw,
+                   dxz, work.dbc, work.drates, work.sums, dinitial, work.carry, dout, dfinal, kept,
+                   x, raw, xz, p, A_log, dt_b, skip, s);
+        });
+        LAUNCH(scan_bc_kernel, (of_bc + SCAN_THREADS - 1) / SCAN_THREADS, SCAN_THREADS, 0, stream,
+               dp, work.dbc, s);
+    } while (scan_next(&s));
+    LAUNCH(scan_rates_kernel, (numbers + SCAN_THREADS - 1) / SCAN_THREADS, SCAN_THREADS, 0, stream,
+           dA_log, dskip, ddt_b, work.drates, A_log, rows, s);
+}
 
 // scan_backward: dx, draw (B,T,H) =, z's half of dxz (B,T,2H) =, B's and C's part of dp (N,P) =;
 // dA_log (H,S), ddt_b, dskip (H) +=; dinitial (B,S,H) = (NULL: not asked for), from dout (B,T,H),
@@ -624,28 +666,9 @@ static void scan_backward(floatX *dx, floatX *draw, floatX *dxz, floatX *dp, flo
                           size_t T, size_t H, size_t S, size_t R, size_t P, int range,
                           cudaStream_t stream)
 {
-    Scan s = scan_of(B, T, H, S, R, P);
-    const size_t rows = B * s.chunks, grid = rows * s.groups, of_carry = B * H * STATES;
-    const size_t numbers = H * S + 2 * H, of_bc = B * T * 2 * STATES;
-    do {
-        const float *kept = states + (size_t)s.s0 * B * ((T + TILE - 1) / TILE) * H;
-        WITH_FLAG(TWO, range == 2, {
-            if (s.chunks > 1) {
-                LAUNCH((scan_backward_kernel<1 + TWO, 1>), grid, SCAN_THREADS, 0, stream, dx, draw,
-                       dxz, work.dbc, work.drates, work.sums, dinitial, work.carry, dout, dfinal,
-                       kept, x, raw, xz, p, A_log, dt_b, skip, s);
-                LAUNCH(scan_carry_kernel, (of_carry + SCAN_THREADS - 1) / SCAN_THREADS,
-                       SCAN_THREADS, 0, stream, work.carry, dfinal, s, 1);
-            }
-            LAUNCH((scan_backward_kernel<1 + TWO, 0>), grid, SCAN_THREADS, 0, stream, dx, draw,
-                   dxz, work.dbc, work.drates, work.sums, dinitial, work.carry, dout, dfinal, kept,
-                   x, raw, xz, p, A_log, dt_b, skip, s);
-        });
-        LAUNCH(scan_bc_kernel, (of_bc + SCAN_THREADS - 1) / SCAN_THREADS, SCAN_THREADS, 0, stream,
-               dp, work.dbc, s);
-    } while (scan_next(&s));
-    LAUNCH(scan_rates_kernel, (numbers + SCAN_THREADS - 1) / SCAN_THREADS, SCAN_THREADS, 0, stream,
-           dA_log, dskip, ddt_b, work.drates, A_log, rows, s);
+    scan_backward_passes(dx, draw, dxz, dp, dinitial, dA_log, ddt_b, dskip, work, dout, dfinal,
+                         states, x, raw, xz, p, A_log, dt_b, skip, scan_of(B, T, H, S, R, P), range,
+                         stream);
 }
 
 // ------------------------------------------------------------------------------------------------

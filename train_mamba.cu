@@ -140,37 +140,47 @@ static __device__ inline void rates_load(float (&A)[OWN], const float *A_log, Pl
     }
 }
 
-// transition: a of a step dt; *E = range exp(dt A), of which a moves with dt A.
-template <int RANGE> static __device__ inline float transition(float dt, float A, float *E)
+// grown: range exp(dt A), whose rest after range - 1 is a; at dt 0 exactly range.
+template <int RANGE> static __device__ inline float grown(float dt, float A)
 {
-    const float e = exp2_fast(dt * A);
-    *E = RANGE == 2 ? 2 * e : e;
-    return RANGE == 2 ? fmaf(2, e, -1) : e;
+    return exp2_fast(RANGE == 2 ? fmaf(dt, A, 1) : dt * A);
 }
 
-// tile_load: start loading what the thread has of the tile at t.
+// step: a h + in, E = range exp(dt A); in is x_in B.
+template <int RANGE> static __device__ inline float step(float h, float E, float x_in, float B)
+{
+    return fmaf(E, h, RANGE == 2 ? fmaf(x_in, B, -h) : x_in * B);
+}
+
+// rows_left: of the thread's elements of the tile at t number j is a token's if j BESIDE is less.
+static __device__ inline int rows_left(int t, Place p, Scan s)
+{
+    return p.column < s.H ? s.T - t - p.row : 0;
+}
+
+// tile_load: start loading what the thread has of the tile at t; 0 where there is nothing.
 static __device__ inline void tile_load(Loaded *v, const floatX *__restrict__ x,
                                         const floatX *__restrict__ raw,
                                         const floatX *__restrict__ xz,
                                         const floatX *__restrict__ bc, int t, Place p, Scan s)
 {
-    *v = {};
+    const size_t row = p.first + t + p.row, at = row * s.H + p.column;
+    const int left = rows_left(t, p, s), beside = BESIDE * s.H, i = threadIdx.x;
+    const int n = s.s0 + i % STATES, bc_row = t + i / (2 * STATES);
+    const floatX zero = (floatX)0.0f;
+    x += at, raw += at, xz += at + (row + 1) * s.H;
+    bc += (p.first + bc_row) * s.P + s.R + (i / STATES % 2 ? s.S : 0) + n;
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
-        const int at = t + p.row + j * BESIDE;
-        const size_t row = p.first + at;
-        if (at >= s.T || p.column >= s.H)
-            continue;
-        v->x[j] = x[row * s.H + p.column];
-        v->raw[j] = raw[row * s.H + p.column];
-        v->z[j] = xz[row * 2 * s.H + s.H + p.column];
+        const bool inside = j * BESIDE < left;
+        v->x[j] = inside ? x[j * beside] : zero;
+        v->raw[j] = inside ? raw[j * beside] : zero;
+        v->z[j] = inside ? xz[2 * j * beside] : zero;
     }
 #pragma unroll
     for (int j = 0; j < 2; j++) {
-        const int i = threadIdx.x + j * SCAN_THREADS, at = t + i / (2 * STATES);
-        const int n = s.s0 + i % STATES, of_C = i / STATES % 2;
-        if (at < s.T && n < s.S)
-            v->bc[j] = bc[(p.first + at) * s.P + s.R + of_C * s.S + n];
+        const int below = j * (SCAN_THREADS / (2 * STATES));
+        v->bc[j] = bc_row + below < s.T && n < s.S ? bc[below * s.P] : zero;
     }
 }
 
@@ -179,13 +189,12 @@ static __device__ inline void tile_load(Loaded *v, const floatX *__restrict__ x,
 static __device__ inline void tile_fill(Tile *tile, const Loaded *v, float bias, int t, Place p,
                                         Scan s)
 {
+    const int left = rows_left(t, p, s);
     float slope;
 #pragma unroll
     for (int j = 0; j < EACH; j++) {
-        const int i = p.row + j * BESIDE;
-        const bool inside = t + i < s.T && p.column < s.H;
-        const float dt = inside ? softplus((float)v->raw[j] + bias, &slope) : 0;
-        tile->in[i][threadIdx.x % CHANNELS] = {dt, dt * (float)v->x[j]};
+        const float dt = j * BESIDE < left ? softplus((float)v->raw[j] + bias, &slope) : 0;
+        tile->in[p.row + j * BESIDE][threadIdx.x % CHANNELS] = {dt, dt * (float)v->x[j]};
     }
 #pragma unroll
     for (int j = 0; j < 2; j++)
@@ -271,7 +280,7 @@ scan_forward_kernel(floatX *g, float *sums, float *states, float *final, float *
     const int column = threadIdx.x % CHANNELS, tiles = (s.T + TILE - 1) / TILE;
     const float bias = p.column < s.H ? dt_b[p.column] : 0;
     const float through = p.column < s.H ? skip[p.column] : 0;
-    float A[OWN], h[OWN] = {}, product[OWN] = {1, 1, 1, 1}, E, slope;
+    float A[OWN], h[OWN] = {}, product[OWN] = {1, 1, 1, 1}, slope;
     Loaded next, v;
     rates_load(A, A_log, p, s);
     if (!SUMMARY)
@@ -295,27 +304,27 @@ scan_forward_kernel(floatX *g, float *sums, float *states, float *final, float *
                 const float B_s[] = {B.x, B.y, B.z, B.w}, C_s[] = {C.x, C.y, C.z, C.w};
 #pragma unroll
                 for (int n = 0; n < OWN; n++) {
-                    const float a = transition<RANGE>(in.x, A[n], &E);
-                    h[n] = fmaf(a, h[n], in.y * B_s[n]);
+                    const float E = grown<RANGE>(in.x, A[n]);
+                    h[n] = step<RANGE>(h[n], E, in.y, B_s[n]);
                     y[k] = fmaf(C_s[n], h[n], y[k]);
-                    product[n] *= a;
+                    product[n] *= E - (RANGE - 1);
                 }
             }
             if (!SUMMARY)
                 ys[i + p.lane][p.own] = lanes_sums(y, p.lane);
         }
         __syncthreads();
+        const size_t at = (p.first + t + p.row) * s.H + p.column;
+        const int left = rows_left(t, p, s), beside = BESIDE * s.H;
 #pragma unroll
         for (int j = 0; j < EACH && !SUMMARY; j++) {
-            const int i = p.row + j * BESIDE;
-            const size_t at = (p.first + t + i) * s.H + p.column;
-            if (t + i >= s.T || p.column >= s.H)
-                continue;
-            const float y = ys[i][column] + (s.first ? through * (float)v.x[j] : sums[at]);
-            if (s.last)
-                g[at] = (floatX)(y * silu((float)v.z[j], &slope));
-            else
-                sums[at] = y;
+            const bool inside = j * BESIDE < left;
+            float y = ys[p.row + j * BESIDE][column];
+            y += s.first ? through * (float)v.x[j] : inside ? sums[at + j * beside] : 0;
+            if (inside && s.last)
+                (g + at)[j * beside] = (floatX)(y * silu((float)v.z[j], &slope));
+            else if (inside)
+                (sums + at)[j * beside] = y;
         }
     }
     if (SUMMARY) {
@@ -375,21 +384,21 @@ scan_backward_kernel(floatX *dx, floatX *draw, floatX *dxz, float *dbc, float *d
     const float bias = p.column < s.H ? dt_b[p.column] : 0;
     const float through = p.column < s.H ? skip[p.column] : 0;
     float A[OWN], G[OWN] = {}, dA[OWN] = {}, product[OWN] = {1, 1, 1, 1}, dskip = 0, dbias = 0;
-    float E, slope, slope_z;
+    float slope, slope_z;
     Loaded v;
     rates_load(A, A_log, p, s);
     if (!SUMMARY)
         edge_load(G, carry, dfinal, p, s);
     for (int t = p.t0 + (p.t1 - p.t0 - 1) / TILE * TILE; t >= p.t0; t -= TILE) {
+        const size_t at = (p.first + t + p.row) * s.H + p.column;
+        const int left = rows_left(t, p, s), beside = BESIDE * s.H;
         tile_load(&v, x, raw, xz, bc, t, p, s);
         __syncthreads(); // the tile before has been used
         tile_fill(&tile, &v, bias, t, p, s);
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
-            const int i = p.row + j * BESIDE;
-            const size_t at = (p.first + t + i) * s.H + p.column;
-            const bool inside = t + i < s.T && p.column < s.H;
-            dys[i][column] = inside ? (float)dout[at] * silu((float)v.z[j], &slope_z) : 0;
+            const float d = j * BESIDE < left ? (float)(dout + at)[j * beside] : 0;
+            dys[p.row + j * BESIDE][column] = d * silu((float)v.z[j], &slope_z);
         }
         __syncthreads();
         if (SUMMARY) {
@@ -399,7 +408,7 @@ scan_backward_kernel(floatX *dx, floatX *draw, floatX *dxz, float *dbc, float *d
                 const float C_s[] = {C.x, C.y, C.z, C.w};
 #pragma unroll
                 for (int n = 0; n < OWN; n++) {
-                    const float a = transition<RANGE>(tile.in[i][p.own].x, A[n], &E);
+                    const float a = grown<RANGE>(tile.in[i][p.own].x, A[n]) - (RANGE - 1);
                     G[n] = a * fmaf(C_s[n], dys[i][p.own], G[n]);
                     product[n] *= a;
                 }
@@ -417,7 +426,7 @@ scan_backward_kernel(floatX *dx, floatX *draw, floatX *dxz, float *dbc, float *d
 #pragma unroll
             for (int n = 0; n < OWN; n++) {
                 before[i][n] = h[n];
-                h[n] = fmaf(transition<RANGE>(in.x, A[n], &E), h[n], in.y * B_s[n]);
+                h[n] = step<RANGE>(h[n], grown<RANGE>(in.x, A[n]), in.y, B_s[n]);
                 y[i % 4] = fmaf(C_s[n], h[n], y[i % 4]);
             }
             if (i % 4 == 3)
@@ -434,14 +443,14 @@ scan_backward_kernel(floatX *dx, floatX *draw, floatX *dxz, float *dbc, float *d
             pair[i % 2] = pair[2 + i % 2] = 0;
 #pragma unroll
             for (int n = 0; n < OWN; n++) {
-                const float a = transition<RANGE>(in.x, A[n], &E), g = fmaf(C_s[n], dy, G[n]);
-                const float w = E * before[i][n] * g;
+                const float g = fmaf(C_s[n], dy, G[n]), Eg = grown<RANGE>(in.x, A[n]) * g;
+                const float w = Eg * before[i][n];
                 dBC[n] = g * in.y;
                 dBC[OWN + n] = dy * h[n];
                 pair[i % 2] = fmaf(B_s[n], g, pair[i % 2]);
                 pair[2 + i % 2] = fmaf(A[n], w, pair[2 + i % 2]);
                 dA[n] = fmaf(in.x, w, dA[n]);
-                G[n] = a * g;
+                G[n] = RANGE == 2 ? Eg - g : Eg;
                 h[n] = before[i][n];
             }
             parts[warp][i][of_warp / OWN * STATES + p.lane * OWN + of_warp % OWN] = warp_sums(dBC);
@@ -449,26 +458,27 @@ scan_backward_kernel(floatX *dx, floatX *draw, floatX *dxz, float *dbc, float *d
                 both[p.lane / 2][i + p.lane % 2][p.own] = lanes_sums(pair, p.lane);
         }
         __syncthreads();
+        const size_t of_z = at + (p.first + t + p.row + 1) * s.H;
 #pragma unroll
         for (int j = 0; j < EACH; j++) {
-            const int i = p.row + j * BESIDE;
-            const size_t row = p.first + t + i, at = row * s.H + p.column;
-            if (t + i >= s.T || p.column >= s.H)
+            if (j * BESIDE >= left)
                 continue;
-            const float x_i = (float)x[at], dy = dys[i][column];
-            float y = ys[i][column] + (s.first ? through * x_i : sums[at]);
-            float Bg = both[0][i][column] + (s.first ? 0 : sums[plane + at]);
-            float Aw = LN2 * both[1][i][column] + (s.first ? 0 : sums[2 * plane + at]);
+            const int i = p.row + j * BESIDE, below = j * beside;
+            const float x_i = (float)(x + at)[below], dy = dys[i][column];
+            float *sum = sums + at + below;
+            float y = ys[i][column] + (s.first ? through * x_i : *sum);
+            float Bg = both[0][i][column] + (s.first ? 0 : sum[plane]);
+            float Aw = LN2 * both[1][i][column] + (s.first ? 0 : sum[2 * plane]);
             if (!s.last) {
-                sums[at] = y, sums[plane + at] = Bg, sums[2 * plane + at] = Aw;
+                *sum = y, sum[plane] = Bg, sum[2 * plane] = Aw;
                 continue;
             }
-            const float dt = softplus((float)raw[at] + bias, &slope);
-            silu((float)xz[row * 2 * s.H + s.H + p.column], &slope_z);
+            const float dt = softplus((float)(raw + at)[below] + bias, &slope);
+            silu((float)(xz + of_z)[2 * below], &slope_z);
             const float d = (x_i * Bg + Aw) * slope;
-            dx[at] = (floatX)(dt * Bg + through * dy);
-            draw[at] = (floatX)d;
-            dxz[row * 2 * s.H + s.H + p.column] = (floatX)((float)dout[at] * y * slope_z);
+            (dx + at)[below] = (floatX)(dt * Bg + through * dy);
+            (draw + at)[below] = (floatX)d;
+            (dxz + of_z)[2 * below] = (floatX)((float)(dout + at)[below] * y * slope_z);
             dskip += dy * x_i;
             dbias += d;
         }

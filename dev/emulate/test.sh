@@ -443,11 +443,23 @@ gateloop_checks() {
     background losses "longer fresh sequences" fp32 1e-4 "${longer[@]}"
 }
 
+# selective PRECISION: the ladder of Mamba's scan, the trainer's choice of its kernels: states that
+# come in and go out, steps that are huge and 0
+selective() {
+    local log=$work/selective.$1
+    compile dev/scan/selective_scan.cu $build/selective_$1 -Idev -DPRECISION_${1^^}
+    $build/selective_$1 --check-only --kernel 6 >"$log" 2>&1 &&
+        row "mamba scan $1" "ok $(tail -n 1 "$log")" ||
+        row "mamba scan $1" "FAIL $(head -n 3 "$log" | tr '\n' ' ') $(tail -n 1 "$log")"
+}
+
 # mamba_checks: both ranges, states that 16 does not divide and that pass in several rounds, windows
 # of both kernels, lengths around tiles and chunks (one sequence of a few channels is cut from 128
 # positions on), blocks of channels that are not full
 mamba_checks() {
     local t c range
+    background selective fp32
+    background selective bf16
     for range in signed nonneg; do
         background decodes "$range" 200 --task copying --layers 1 --eigenvalues $range --lr 4e-3
         background losses "$range" fp32 1e-4 --task copying --eigenvalues $range

@@ -161,7 +161,7 @@ channel_forward_kernel(floatX *g, float *final, const floatX *__restrict__ x,
     const int c = (int)(blockIdx.x % groups) * LADDER_THREADS + threadIdx.x;
     const size_t b = blockIdx.x / groups;
     const bool inside = c < s.H;
-    float A[STATES], h[STATES], E, slope;
+    float A[STATES], h[STATES], slope;
 #pragma unroll
     for (int n = 0; n < STATES; n++) {
         const bool exists = inside && n < s.S;
@@ -202,7 +202,7 @@ channel_forward_kernel(floatX *g, float *final, const floatX *__restrict__ x,
 #pragma unroll
                 for (int n = 0; n < OWN; n++) {
                     float *h_n = h + k * OWN + n;
-                    *h_n = fmaf(transition<RANGE>(dt, A[k * OWN + n], &E), *h_n, in * B_s[n]);
+                    *h_n = step<RANGE>(*h_n, grown<RANGE>(dt, A[k * OWN + n]), in, B_s[n]);
                     y = fmaf(C_s[n], *h_n, y);
                 }
             }
@@ -245,7 +245,7 @@ shared_forward_kernel(floatX *g, float *final, const floatX *__restrict__ x,
     const Place p = place_of(s);
     const float bias = p.column < s.H ? dt_b[p.column] : 0;
     const float through = p.column < s.H ? skip[p.column] : 0;
-    float A[OWN], h[OWN], E, slope;
+    float A[OWN], h[OWN], slope;
     Loaded next, v;
     rates_load(A, A_log, p, s);
     edge_load(h, NULL, initial, p, s);
@@ -266,12 +266,9 @@ shared_forward_kernel(floatX *g, float *final, const floatX *__restrict__ x,
                 const float B_s[] = {B.x, B.y, B.z, B.w}, C_s[] = {C.x, C.y, C.z, C.w};
 #pragma unroll
                 for (int n = 0; n < OWN; n++) {
-                    float a = 0;
-                    if (n < OWN - 1)
-                        a = transition<RANGE>(in.x, A[n], &E);
-                    else
-                        a = fmaf(RANGE, exp2_fma(in.x * A[n]), 1 - RANGE);
-                    h[n] = fmaf(a, h[n], in.y * B_s[n]);
+                    const float E = n < OWN - 1 ? grown<RANGE>(in.x, A[n])
+                                                : RANGE * exp2_fma(in.x * A[n]);
+                    h[n] = step<RANGE>(h[n], E, in.y, B_s[n]);
                     y[k] = fmaf(C_s[n], h[n], y[k]);
                 }
             }

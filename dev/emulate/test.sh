@@ -461,26 +461,29 @@ mamba_checks() {
     background selective fp32
     background selective bf16
     for range in signed nonneg; do
-        background decodes "$range" 200 --task copying --layers 1 --eigenvalues $range --lr 4e-3
-        background losses "$range" fp32 1e-4 --task copying --eigenvalues $range
-        background losses "$range" bf16 1e-2 --task copying --eigenvalues $range
+        background decodes "$range" 130 --task copying --layers 1 --eigenvalues $range --lr 4e-3 \
+            --eval-batches 1
+        background losses "$range" fp32 1e-4 --task copying --eigenvalues $range \
+            --eval-batches 1
+        background losses "$range" bf16 1e-2 --task copying --eigenvalues $range \
+            --eval-batches 1
         background agree "$range L=2" --task copying --eigenvalues $range --layers 2
         background trained "$range" --task copying --string-size 9 --eigenvalues $range
         background agree "$range T=258 S=19" --task text --text "$text" --context 258 \
             --eigenvalues $range --batch-size 1 --channels 8 --state 19
     done
     for t in 1 2 5 31 33 255 258; do
-        for c in 16 33; do
-            background agree "T=$t C=$c B=1" --task text --text "$text" --context $t \
-                --batch-size 1 --channels $c
-        done
+        c=$((t % 2 ? 33 : 16))
+        background agree "T=$t C=$c B=1" --task text --text "$text" --context $t --batch-size 1 \
+            --channels $c
     done
     background agree "S=1 W=1 R=3" --task copying --channels 12 --state 1 --window 1 --rank 3
     background agree "S=7 W=2 H=37" --task copying --channels 12 --state 7 --window 2 --hidden 37
     background agree "S=33 W=7 B=3" --task copying --channels 24 --state 33 --window 7 \
         --batch-size 3
     background agree "W=16 H=130" --task copying --channels 8 --window 16 --hidden 130
-    background losses "--accumulate 3" fp32 1e-4 --task copying --accumulate 3 --channels 16
+    background losses "--accumulate 3" fp32 1e-4 --task copying --accumulate 3 --channels 16 \
+        --eval-batches 1
     background losses "longer fresh sequences" fp32 1e-4 "${longer[@]}" --channels 16
     background losses "parity, shorter fresh sequences" bf16 1e-2 --channels 16 --task parity \
         --max-length 150 --eval-min-length 5 --eval-max-length 17 --eval-batches 2 --batch-size 1

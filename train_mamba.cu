@@ -13,10 +13,10 @@
 //   threads  a channel has four lanes, each with four of 16 states in registers; a block 64
 //            channels, a tile of 16 positions at a time. dt and dt x of a tile are made once, by
 //            all threads, and stand in shared memory with B and C, which all channels share.
-//   chunks   a block takes all T positions where sequences times channels fill the GPU. Else time
-//            is cut into chunks, a block each: a first kernel finds what each makes of a state 0
-//            and the product of its transitions, a second strings these together, and the scan
-//            then starts everywhere at once. The gradient the same, from the end.
+//   chunks   a block takes all T positions where sequences and channels are many. Else time is cut
+//            into chunks, a block each: a first kernel finds what each makes of a state 0 and the
+//            product of its transitions, a second strings these together, and the scan then starts
+//            everywhere at once. The gradient the same, from the end.
 //   backward the state before each tile was kept, and those in it are made again, in registers.
 //            Nothing is divided by a.
 //   sums     over channels (dB, dC): a warp's by exchange of lanes, a block's in shared memory, and
@@ -60,9 +60,9 @@ enum { NONNEG, SIGNED, TILE = 16 }; // range is 1, 2; positions between saved st
 enum { STATES = 16, OWN = 4, LANES = STATES / OWN, CHANNELS = 64, SCAN_THREADS = CHANNELS * LANES };
 enum { BESIDE = SCAN_THREADS / CHANNELS, EACH = TILE / BESIDE, PITCH = CHANNELS + 8 };
 
-// Time is cut into chunks of CHUNK_LEAST positions or more where all channels together have fewer
-// than half as many threads as FILL, the GPU's.
-enum { CHUNK_LEAST = 64, FILL = 1 << 17 };
+// Time is cut into chunks of CHUNK_LEAST positions or more, so that a GPU has FILL threads, where
+// it would have a quarter of them: to cut takes half as many instructions again.
+enum { CHUNK_LEAST = 64, FILL = 1 << 16 };
 
 // What the kernels are told. s0: the first of the 16 states that they take; P: from a token's B and
 // C, which start at R, to the next's; chunk: positions of a block, `chunks` of them a sequence;
@@ -558,7 +558,7 @@ static __global__ void scan_rates_kernel(float *dA_log, float *dskip, float *ddt
 static Scan scan_of(size_t B, size_t T, size_t H, size_t S, size_t R, size_t P)
 {
     const size_t threads = B * H * LANES, most = T / CHUNK_LEAST, fill = FILL / threads;
-    const size_t parts = fill < 2 || most < 2 ? 1 : fill < most ? fill : most;
+    const size_t parts = fill < 4 || most < 2 ? 1 : fill < most ? fill : most;
     const size_t chunk = ((T + parts - 1) / parts + TILE - 1) / TILE * TILE;
     const size_t chunks = (T + chunk - 1) / chunk, groups = (H + CHANNELS - 1) / CHANNELS;
     assert(T < INT_MAX / 2 && H * S < INT_MAX && P < INT_MAX && B * chunks * groups < INT_MAX);

@@ -1,23 +1,26 @@
 #!/usr/bin/env python3
-"""rounded.py train_deltanet.c OUT.c: the oracle with the rounding of train_deltanet_gpu.
+"""rounded.py train_MODEL.c OUT.c: the oracle with the rounding of train_MODEL_gpu.
 
     python3 dev/rounded.py train_deltanet.c build/rounded_deltanet.c
     gcc -std=gnu11 -O3 -march=native -fno-math-errno -fopenmp-simd -fopenmp -I. \\
         build/rounded_deltanet.c -o build/rounded_deltanet -lm
 
-What the GPU's program stores in bf16 is rounded to bf16 as soon as it is made: the weights that
-products read, and activations and their gradients but for the residual stream, beta, u, S and the
-logits. All arithmetic stays what it was. For --steps 0 --dump: the weights themselves are rounded.
+For deltanet and gateloop. What the GPU's program stores in bf16 is rounded to bf16 as soon as it is
+made: the weights that products read, and activations and their gradients but for the residual
+stream, beta, u, S, a transition's logits and the output's. All arithmetic stays what it was. In
+gateloop's --wiring paper, where norms make the stream, it is rounded but for the embedding, whose
+copy for products is. For --steps 0 --dump: the weights themselves are rounded.
 """
 
+import os
 import re
 import sys
 
 ROUND = """
-// rounded: x (n) = the nearest bf16, ties to even; what is not finite stays.
+// rounded: x (n), NULL for none, = the nearest bf16, ties to even; what is not finite stays.
 static void rounded(float *x, size_t n)
 {
-    for (size_t i = 0; i < n; i++) {
+    for (size_t i = 0; i < n && x; i++) {
         union { float f; uint32_t u; } y = {x[i]};
         y.u = (y.u + 0x7fff + (y.u >> 16 & 1)) & 0xffff0000;
         x[i] = isfinite(x[i]) ? y.f : x[i];
@@ -25,49 +28,100 @@ static void rounded(float *x, size_t n)
 }
 
 """
-WEIGHTS = {"qkv_w": "L * 3 * C * C", "beta_w": "L * NH * C", "proj_w": "L * C * C",
-           "gu_w": "L * 2 * H * C", "down_w": "L * C * H", "head_w": "m->V * C"}
-# A call's output and its size, from its arguments.
-FORWARD = {"rmsnorm_forward": ("{0}", "{3} * ({4})"), "matmul_forward": ("{0}", "{4} * {6}"),
-           "activate_forward": ("{0}", "N * 3 * C"), "delta_forward": ("{0}", "N * C"),
-           "swiglu_forward": ("{0}", "{2} * {3}"),
-           "crossentropy": ("m->dacts.dlogits", "N * m->V")}
-BACKWARD = {"rmsnorm_backward": ("{0}", "{5} * ({6})"), "matmul_backward": ("{0}", "{6} * {7}"),
-            "swiglu_backward": ("{0}", "2 * {3} * {4}"), "delta_backward": ("{0}", "N * 3 * C")}
-CALL = re.compile(r"(?:m->loss = )?\b(\w+)\(([^;]*)\);")
+NARROW = "if (paper) {{ memcpy({0}, u, N * C * sizeof *u); rounded({0}, N * C); u = {0}; }}"
+# By model and function: calls, and what stands before and after them, {i} an argument. Of several
+# beginnings of a call the longest counts.
+MATMUL = {"matmul_forward(": ("", "rounded({0}, {4} * {6});"),
+          "matmul_backward(": ("", "rounded({0}, {6} * {7});"),
+          "crossentropy(": ("", "rounded({2}, N * m->V);")}
+DELTANET = {
+    "model_forward": {
+        "batch_check(": ("", "".join(f"rounded(all.{name}, {n});" for name, n in (
+            ("qkv_w", "L * 3 * C * C"), ("beta_w", "L * NH * C"), ("proj_w", "L * C * C"),
+            ("gu_w", "L * 2 * H * C"), ("down_w", "L * C * H"), ("head_w", "m->V * C")))),
+        "rmsnorm_forward(": ("", "rounded({0}, {3} * ({4}));"),
+        "matmul_forward(": MATMUL["matmul_forward("],
+        "activate_forward(": ("", "rounded({0}, N * 3 * C);"),
+        "delta_forward(": ("", "rounded({0}, N * C);"),
+        "matmul_forward(k.mid": ("", ""), "matmul_forward(next": ("", ""),
+        "swiglu_forward(": ("", "rounded({0}, {2} * {3});"),
+        "matmul_forward(acts.logits": ("", ""),
+        "crossentropy(": MATMUL["crossentropy("]},
+    "model_backward": {
+        "matmul_backward(": MATMUL["matmul_backward("],
+        "rmsnorm_backward(": ("", "rounded({0}, {5} * ({6}));"),
+        "swiglu_backward(": ("", "rounded({0}, 2 * {3} * {4});"),
+        "delta_backward(": ("", "rounded({0}, N * 3 * C);"),
+        # W_beta's part is still to be added
+        "matmul_backward(d.dr, g.qkv_w": ("rounded(dp, N * 3 * C); rounded(d.db, N * NH);", "")}}
+GATELOOP = {
+    "block_forward": {
+        "layernorm_forward(": ("", "rounded({0}, N * C);"),
+        "matmul_forward(": MATMUL["matmul_forward("],
+        "matmul_forward(k.qkvg": (NARROW.replace("{0}", "m->dacts.dr"),
+                                  "rounded(k.qkvg, N * 4 * C);"),
+        "matmul_forward(k.gate": ("", ""),
+        "normalize_forward(": ("", "rounded({0}, N * C);"),
+        "output_forward(": ("", "rounded({0}, N * C);"),
+        "matmul_forward(sum, k.z": ("", ""),
+        "matmul_forward(sum, k.h": ("rounded(k.h, N * F);", "")},
+    "head_forward": {"matmul_forward(logits": ("rounded(last, N * m->C);", "")},
+    "model_forward": {
+        "batch_check(": ("", "".join(f"rounded(m->params.{name}, {n});" for name, n in (
+            ("qkvg_w", "m->L * 4 * C * C"), ("qkvg_b", "m->L * 4 * C"),
+            ("gate_w", "m->L * m->gates * C"), ("out_w", "m->L * C * C"),
+            ("fc_w", "m->L * m->F * C"), ("fc_b", "m->L * m->F"), ("down_w", "m->L * C * m->F"),
+            ("head_w", "m->V * C")))),
+        "crossentropy(": MATMUL["crossentropy("]},
+    "block_backward": {
+        "layernorm_backward(": ("", "rounded({0}, N * C);"),
+        "matmul_backward(": MATMUL["matmul_backward("],
+        "matmul_backward(du, g.fc_w": ("rounded(d.dh, N * F);", "rounded(du, N * C);"),
+        "output_backward(": ("", "rounded({0}, N * C * (G > 0));"), # else it stays in registers
+        "normalize_backward(": ("", "rounded({0}, N * C);"),
+        "gateloop_backward(": ("", "rounded({0}, N * 4 * C);"),
+        "gates_backward(": ("", "rounded({0}, N * m->gates);"),
+        # the gates' part is still to be added
+        "matmul_backward(du, g.qkvg_w": (NARROW.replace("{0}", "d.dy"), ""),
+        "matmul_backward(du, g.gate_w": ("", "rounded(du, N * C);")},
+    "model_backward": {
+        "matmul_backward(": MATMUL["matmul_backward("],
+        "layernorm_backward(": ("", "rounded({0}, N * C);")}}
+MODELS = {"train_deltanet.c": DELTANET, "train_gateloop.c": GATELOOP}
+CALL = re.compile(r"(?:m->loss = )?\b(\w+\(([^;]*))\);")
 
 
-def call(match, outputs):
-    """A call of model_forward or model_backward, and the rounding of what it has made."""
-    name, args = match[1], re.sub(r"\s+", " ", match[2]).split(", ")
-    if name == "batch_check":
-        return match[0] + "".join(f"rounded(all.{w}, {n});" for w, n in WEIGHTS.items())
-    if name == "matmul_backward" and args[5] == "p.qkv_w": # W_beta's part is still to be added
-        return "rounded(dp, N * 3 * C); rounded(d.db, N * NH); " + match[0]
-    residual = name == "matmul_forward" and args[-1] == "1"
-    if name not in outputs or residual or args[0] == "acts.logits":
-        return match[0]
-    out, size = (part.format(*args) for part in outputs[name])
-    return f"{{ {match[0]} rounded({out}, {size}); }}"
-
-
-def body(text, function, outputs):
-    """The text with the calls of one function followed by roundings."""
-    start = text.index(f"static void {function}(Model *m)\n")
+def body(text, function, rules):
+    """The text with the calls of one function among roundings."""
+    start = text.index(f"\nstatic void {function}(")
     end = text.index("\n}\n", start)
-    for name in outputs:
-        if f"{name}(" not in text[start:end]:
-            raise SystemExit(f"error: {function}: no call of {name}; expected one")
-    return text[:start] + CALL.sub(lambda m: call(m, outputs), text[start:end]) + text[end:]
+    seen = set()
+
+    def call(match):
+        made = re.sub(r"\s+", " ", match[1])
+        rule = max((r for r in rules if made.startswith(r)), key=len, default=None)
+        if rule is None:
+            return match[0]
+        seen.add(rule)
+        args = made.split("(", 1)[1].split(", ")
+        before, after = (part.format(*args) for part in rules[rule])
+        return f"{{ {before} {match[0]} {after} }}"
+
+    changed = CALL.sub(call, text[start:end])
+    if seen != set(rules):
+        raise SystemExit(f"error: {function}: no call {', '.join(set(rules) - seen)}; expected one")
+    return text[:start] + changed + text[end:]
 
 
 def main(argv):
-    if len(argv) != 3:
-        raise SystemExit("usage: rounded.py train_deltanet.c OUT.c")
+    if len(argv) != 3 or os.path.basename(argv[1]) not in MODELS:
+        raise SystemExit(f"usage: rounded.py {'|'.join(MODELS)} OUT.c")
     with open(argv[1], encoding="utf-8") as f:
         text = f.read()
-    text = body(body(text, "model_forward", FORWARD), "model_backward", BACKWARD)
-    at = text.index("// model_forward: ")
+    model = MODELS[os.path.basename(argv[1])]
+    for function, rules in model.items():
+        text = body(text, function, rules)
+    at = text.index(f"// {next(iter(model))}: ")
     with open(argv[2], "w", encoding="utf-8") as f:
         f.write(text[:at] + ROUND.lstrip("\n") + text[at:])
 

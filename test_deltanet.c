@@ -71,15 +71,6 @@ static const char *config_text(const Config *c)
     return text;
 }
 
-// guarded: n zeros, then 64 NaNs, which a read past the end would show.
-static float *guarded(size_t n)
-{
-    float *x = reals(n + 64);
-    for (size_t i = n; i < n + 64; i++)
-        x[i] = NAN;
-    return x;
-}
-
 // One layer of the delta rule by itself: inputs, outputs, gradients.
 typedef struct {
     size_t B, T, C, NH, HS, n, states; // n = B T C, states = B NH HS HS

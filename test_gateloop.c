@@ -75,15 +75,6 @@ static const char *config_text(const Config *c)
     return text;
 }
 
-// guarded: n zeros, then 64 NaNs, which a read past the end would show.
-static float *guarded(size_t n)
-{
-    float *x = reals(n + 64);
-    for (size_t i = n; i < n + 64; i++)
-        x[i] = NAN;
-    return x;
-}
-
 // One layer by itself: inputs, outputs, gradients.
 typedef struct {
     int kind;

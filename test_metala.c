@@ -76,15 +76,6 @@ static const char *config_text(const Config *c)
     return text;
 }
 
-// guarded: n zeros, then 64 NaNs, which a read past the end would show.
-static float *guarded(size_t n)
-{
-    float *x = reals(n + 64);
-    for (size_t i = n; i < n + 64; i++)
-        x[i] = NAN;
-    return x;
-}
-
 // One layer of the recurrence by itself: inputs, outputs, gradients.
 typedef struct {
     size_t B, T, NH, DK, DV, K, C, P, N, states; // N = B T, states = B NH DK DV
@@ -233,11 +224,11 @@ static void against_chunks(Layer *l, size_t CS, int kind)
                     {"dv", d.v, columns(l, l->dqv, b, l->K + h * DV, DV, l->P), T * DV, GRAD},
                     {"dg", d.g, columns(l, l->dg, b, h * DK, DK, l->K), T * DK, GRAD},
                     {"dinitial", d.initial, l->dinitial + i * size, size, GRAD}};
-        const double largest = norm_of(doubles(rows[3].got, T * DK), T * DK);
+        const double scale = norm_of(doubles(rows[3].got, T * DK), T * DK); // a gradient's
         for (size_t r = 0; r < 7; r++)
             agree(layer_text(l, kind, rows[r].name), rows[r].got, rows[r].chunk, sizeof(float),
                   rows[r].n, rows[r].bound * (kind == GATES_MIXED && !IS_DOUBLE ? 4 : 1),
-                  r < 2 ? 0 : largest);
+                  r < 2 ? 0 : scale);
         CHECK(isnan(d.q[T * DK]) && isnan(d.k[T * DK]) && isnan(d.g[T * DK]) &&
                   isnan(d.v[T * DV]) && isnan(d.initial[size]),
               "%s", layer_text(l, kind, "nothing past the end is written"));

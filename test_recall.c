@@ -4,6 +4,8 @@
 //
 //     gcc -O2 -fopenmp -Wall -Wextra test_recall.c -o build/test_recall -lm && build/test_recall
 //
+// F11 is a row of the list of cases that this project keeps: failures of other programs.
+//
 // [layouts]  mqar, in-context, noisy, fuzzy, selective
 // [draws]    slots of mqar, values of memorization, needles, --examples, fixed seeds
 // [scores]   accuracy by token; sizes that are refused
@@ -42,13 +44,19 @@ static Batch recall_batch(int task, const TaskOptions *o, uint64_t seed, uint64_
     return batch;
 }
 
-// open_recall: task_open of the sizes of `options` with batches of 4, in a child.
-static void open_recall(void *options)
+// A task to be opened with its sizes.
+typedef struct {
+    int task;
+    TaskOptions options;
+} Opening;
+
+// open_recall: task_open of an Opening with batches of 4, in a child.
+static void open_recall(void *opening)
 {
     static Options line;
     const Training t = {.batch_size = 4};
-    const int task = *(int *)options; // string_size, which these tasks do not read
-    task_open(&TASKS[task], (TaskOptions *)options, &t, &line, 0);
+    Opening *o = opening;
+    task_open(&TASKS[o->task], &o->options, &t, &line, 0);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -465,29 +473,27 @@ static void test_recall_refused(void)
         {MQAR, 64, 0, 10, 4, NULL},
         {IN_CONTEXT, 127, 0, 0, 0, "--max-length: expected an even number of at least 4"},
         {NOISY, 0, 0, 17, 0, "--vocab-size: expected at least 18"},
-        {FUZZY, 12, 0, 0, 0, "--max-length: expected tokens of at least 13"},
+        {FUZZY, 12, 0, 0, 0, "--max-length: expected at least 13"},
         {FUZZY, 13, 0, 6, 0, "--vocab-size: expected at least 7"},
-        {MEMORIZATION, 3, 0, 0, 0, "--max-length: expected tokens of at least 4"},
-        {SELECTIVE, 32, 0, 0, 0, "--max-length: expected tokens of at least 33"},
+        {MEMORIZATION, 3, 0, 0, 0, "--max-length: expected at least 4"},
+        {SELECTIVE, 32, 0, 0, 0, "--max-length: expected at least 33"},
         {SELECTIVE, 33, 0, 3, 0, NULL},
-        {NEEDLE, 15, 15, 0, 0, "--max-length: expected tokens of at least 16"},
+        {NEEDLE, 15, 15, 0, 0, "--max-length: expected at least 16"},
         {NEEDLE, 300, 300, 0, 65, "--pairs: expected at most 64"},
         {NEEDLE, 16, 16, 0, 0, NULL},
     };
     for (size_t k = 0; k < sizeof rows / sizeof *rows; k++) {
-        TaskOptions o = options_of(0, rows[k].length, 0, rows[k].eval_length);
-        o.string_size = rows[k].task;
-        o.vocab_size = rows[k].vocab;
-        o.pairs = rows[k].pairs;
+        Opening o = {rows[k].task, options_of(0, rows[k].length, 0, rows[k].eval_length)};
+        o.options.vocab_size = rows[k].vocab;
+        o.options.pairs = rows[k].pairs;
         if (rows[k].message)
             expect_die(open_recall, &o, EXIT_USAGE, rows[k].message);
         else
             CHECK(run_child(open_recall, &o).code == 0, "row %zu is fine", k);
     }
-    TaskOptions o = options_of(15, 64, 70, 64);
-    o.string_size = NEEDLE;
+    Opening o = {NEEDLE, options_of(15, 64, 70, 64)};
     expect_die(open_recall, &o, EXIT_USAGE, "--min-length: expected 16 to 64");
-    o.min_length = 16;
+    o.options.min_length = 16;
     expect_die(open_recall, &o, EXIT_USAGE, "--eval-min-length: expected 16 to 64");
 }
 

@@ -49,6 +49,7 @@ static inline float exp_ps(float x);
 #define ARCHITECTURE "mamba"
 #define EIGENVALUES "nonneg|signed"
 enum { NONNEG, SIGNED, TILE = 16 }; // range is 1, 2; positions between saved states
+static const float MOST_LOG = 44; // what a larger A_log counts as
 
 // scan_step: one token: next (S,H) = a h + dt B x, a = range exp(dt A) - (range - 1); y (H) = sum_s
 // C next + skip x; of the token x, dt (H), bc (2S): B, then C. A (S,H), skip (H). next may be h.
@@ -186,13 +187,12 @@ static void scan_backward(float *dx, float *ddt, float *dbc, float *dinitial, fl
     add_products(dskip, dy, x, B * T, H);
 }
 
-// rates_forward: A (S,H) = -exp(A_log (H,S)); A_log above 44 counts as 44, where any step of 1e-17
-// forgets all: A and its products are finite, and steps of 0 change nothing.
+// rates_forward: A (S,H) = -exp(A_log (H,S)); A_log above 44 counts as 44, where a step of 1e-17
+// forgets all: so A and its products are finite, and a step of 0 changes nothing.
 static void rates_forward(float *A, const float *A_log, size_t H, size_t S)
 {
-    const float most = 44;
     for (size_t i = 0; i < H * S; i++)
-        A[i % S * H + i / S] = -exp_ps(A_log[i] > most ? most : A_log[i]);
+        A[i % S * H + i / S] = -exp_ps(A_log[i] > MOST_LOG ? MOST_LOG : A_log[i]);
 }
 
 // rates_backward: dA_log (H,S) += A times the sum over b of dA (B,S,H), which it overwrites, in
@@ -200,11 +200,10 @@ static void rates_forward(float *A, const float *A_log, size_t H, size_t S)
 static void rates_backward(float *dA_log, float *dA, const float *A, const float *A_log, size_t B,
                            size_t H, size_t S)
 {
-    const float most = 44;
     add_products(dA, dA + S * H, NULL, B - 1, S * H); // all onto the first
     for (size_t i = 0; i < H * S; i++) {
         const size_t at = i % S * H + i / S;
-        dA_log[i] += A_log[i] > most ? 0 : A[at] * dA[at];
+        dA_log[i] += A_log[i] > MOST_LOG ? 0 : A[at] * dA[at];
     }
 }
 
@@ -854,8 +853,9 @@ static Params layer_params(const Model *m, const Params *p, size_t l)
                     .out_w = p->out_w + C * m->H};
 }
 
-// block_forward: next (B,T,C) = a block of k.x (B,T,C), may be k.x; fills k, the layer's
-// activations. k.h, the last state, starts from `initial`, the convolution from `window`.
+// block_forward: next (B,T,C), may be k.x, = the block of k.x; fills the layer's activations
+// k. The scan starts from `initial` (B,S,H), which may be k.h, where it leaves the last state; the
+// convolution from `window` (B,W-1,H). NULL: from zeros.
 static void block_forward(const Model *m, Acts k, Params p, float *next, const float *initial,
                           const float *window, size_t B, size_t T)
 {

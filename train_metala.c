@@ -59,8 +59,8 @@ static inline float sigmoid(float x)
     return 1 / (1 + exp_ps(-x));
 }
 
-// gates_forward: g (n) = max(ln sigmoid(z) / tau, -30), z (n); k (n) = 1 - exp(g), NULL: not asked
-// for, as -expm1(g): at z = 8 it is 2e-5. ln sigmoid(z) = min(z, 0) - ln(1 + exp(-|z|)).
+// gates_forward: g (n) = max(ln sigmoid(z) / tau, -30), may alias z (n); k (n) = 1 - exp(g), NULL:
+// not asked for, as -expm1(g): 2e-5 at z = 8. ln sigmoid(z) = min(z, 0) - ln(1 + exp(-|z|)).
 static void gates_forward(float *g, float *k, const float *z, size_t n, float tau)
 {
 #pragma omp parallel for if (n > 4096)
@@ -217,7 +217,7 @@ static inline float read_row(float *y, float *rstd, const float *o, const float 
 }
 
 // read_forward: out (N,C) = LayerNorm, eps 1e-5, by heads of o + sigmoid(a v), a = sum_i q_i w_i
-// k_i of a head; o (N,C), q and v in qv (N,K+C), k (N,K), w (K), NULL: of o.
+// k_i of a head, or without w of o; o (N,C), q and v in qv (N,K+C), k (N,K), w (K), NULL: none.
 static void read_forward(float *out, const float *o, const float *qv, const float *k,
                          const float *w, size_t N, size_t NH, size_t DK, size_t DV)
 {
@@ -343,7 +343,7 @@ static void conv_backward(float *dx, float *dweight, float *dout, const float *u
     }
 }
 
-// gated_forward: out (N,H) = SiLU(f) e; rows of f and of e (N,H) are `row` apart.
+// gated_forward: out (N,H) = SiLU(f) e; rows of f, e (N,H) are `row` apart: H where out is f.
 static void gated_forward(float *out, const float *f, const float *e, size_t row, size_t N,
                           size_t H)
 {
@@ -839,8 +839,8 @@ static Params layer_params(const Model *m, const Params *p, size_t l)
                     .down_w = p->down_w + C * m->H};
 }
 
-// block_forward: next (B,T,C) = the block of parameters p of k.x; fills the activations k. While
-// decoding T = 1, k.S = initial and window (B,W-1,C) are remembered; in training both are NULL.
+// block_forward: next (B,T,C), may be k.x, = the block of k.x; fills k. While decoding T = 1, and
+// initial = k.S and window (B,W-1,C) take the token in; in training both are NULL.
 static void block_forward(const Model *m, Acts k, Params p, float *next, const float *initial,
                           float *window, size_t B, size_t T)
 {

@@ -1,5 +1,6 @@
 // tasks_recall.h: tasks that ask for what was said before: multi-query associative recall (MQAR)
-// [Zoology, arXiv 2312.04927], five tasks of MAD [arXiv 2403.17844], and a needle in filler.
+// [Zoology, arXiv 2312.04927], five tasks of MAD [arXiv 2403.17844], and a needle in filler. The
+// task with the name recall, which asks at every token, is in tasks_state.h.
 //
 // T is --max-length, but for in-context and noisy, whose length counts the last token, which is
 // asked for and not read. --vocab-size V is 0 for the papers'. Evaluations may have another length,
@@ -73,10 +74,11 @@ static inline TaskShape mqar_shape(const TaskOptions *o)
     return own_shape(o, 8192, 64, 0, 0);
 }
 
-// mqar_fill: inputs (T) = key, value of n pairs, then filler 0, with every key once at 2n + 2 slot,
-// where its value is the target. Keys are different ones of 1..V/2-1, values of V/2..V-1. The slots
-// i = 1..(T-2n)/2 are drawn one after another without replacement, with probabilities like i^-0.99:
-// the n first of as many clocks that ring at such rates.
+// mqar_fill: inputs (T) = key, value of n pairs, then filler 0, in which every key comes once more,
+// with its value as the target. Keys are different ones of 1..V/2-1, values of V/2..V-1. Slot i of
+// 1..(T-2n)/2 is at 2n + 2 (i - 1). Slots are drawn one after another without replacement, with
+// probabilities like i^-0.99: each has a clock that rings at such a rate, and the n that ring first
+// are taken, in their order.
 static inline void mqar_fill(const TaskOptions *o, uint64_t seed, uint64_t stream, int *inputs,
                              int *targets)
 {
@@ -145,10 +147,10 @@ static inline TaskShape noisy_shape(const TaskOptions *o)
     return own_shape(o, 32, 128, 1, 1);
 }
 
-// context_fill: inputs (T) and targets (T) of in-context and noisy: (T+1)/2 pairs of a key and a
-// value, which the sequence gives a key when it comes first; the last key is one that was there. A
-// pair but the last, and but one that is drawn, becomes with probability --noise two of `noise`
-// tokens. Asked for: values of keys that were there before.
+// context_fill: inputs (T) and targets (T) of in-context and noisy: (T+1)/2 pairs of a key and its
+// value, which is drawn where the key first comes; the last key has come before. Every other pair,
+// but for one that is drawn and always stays, becomes with probability --noise two of `noise`
+// tokens. Asked for: values of keys that have come before.
 static inline void context_fill(const TaskOptions *o, uint64_t seed, uint64_t stream, int *inputs,
                                 int *targets, TaskShape shape, int noise)
 {
@@ -282,7 +284,7 @@ static inline TaskShape memorization_shape(const TaskOptions *o)
 }
 
 // memorization_fill: inputs (T) = key, V - 1, key, V - 1, ...; the target at V - 1 is the value of
-// the key. Values are V/2 - 1 and on, shuffled with a seed of their own: no two keys have the same.
+// the key: one of (V-1)/2 .. V-2, which a seed of their own shuffles; no two keys have the same.
 static inline void memorization_fill(const TaskOptions *o, uint64_t seed, uint64_t stream,
                                      int *inputs, int *targets)
 {
@@ -427,8 +429,8 @@ static inline void recall_check(const TaskOptions *o, const Task *task)
         const Range range = needle_range(o, evaluate);
         const char *eval = evaluate ? "eval-" : "";
         if (got < T || (even && got % 2))
-            die(EXIT_USAGE, "--%smax-length: expected %s of at least %d for --task %s, got %d",
-                eval, even ? "an even number" : "tokens", T, task->name, got);
+            die(EXIT_USAGE, "--%smax-length: expected %sat least %d for --task %s, got %d", eval,
+                even ? "an even number of " : "", T, task->name, got);
         if ((int)shape.V < V)
             die(EXIT_USAGE, "--vocab-size: expected at least %d for --task %s, got %d", V,
                 task->name, (int)shape.V);

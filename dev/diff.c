@@ -6,9 +6,9 @@
 // This is the CPU-against-GPU test: both write the same batch with --dump, and this compares the
 // tensors both have. The first file is the reference. The bounds are those of util/check.h: one for
 // tensors whose name starts with "grads.", one for the others; a gradient whose reference norm is
-// below 1e-6 of the largest gradient's is noise and only compared with that one. A loss is what is
-// left of numbers as large as the logits: in fp32 it may be off by 2^-23 of the largest logit more,
-// which is all that two losses near 0 differ by. Integers must be equal.
+// below 1e-6 of the largest gradient's is noise and only compared with that one. A loss is a
+// difference of numbers as large as the logits: it may be off by 2^-23 of the largest logit more,
+// fp32's rounding of such a number, which for losses near 0 is all. Integers must be equal.
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif

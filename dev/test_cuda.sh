@@ -29,7 +29,7 @@ background() {
 # fill OPTIONS...: options = these and, where they leave it open, a small model's
 small=(--batch-size:2 --string-size:16 --channels:64 --layers:2)
 [ "$model" = causalrn ] && small+=(--hidden:64)
-[[ $model == deltanet || $model == gateloop ]] && small+=(--task:copying)
+[[ $model == deltanet || $model == gateloop || $model == mamba ]] && small+=(--task:copying)
 fill() {
     local given=" $* " default
     options=("$@")
@@ -233,6 +233,14 @@ END
         out=$($out --check-only 2>&1 | tail -n 1)
         [[ $out == *", 0 failed"* ]] && row "the layer from state to state, $precision" "ok $out" ||
             row "the layer from state to state, $precision" "FAIL $out"
+    done
+    [ "$model" = mamba ] && for precision in FP32 BF16; do
+        out=build/selective_scan_$precision
+        [ $out -nt "$newest" ] || nvcc $flags -DPRECISION_$precision dev/scan/selective_scan.cu \
+            -o $out
+        out=$($out --check-only 2>&1 | tail -n 1)
+        [[ $out == *", 0 failed"* ]] && row "the scan from state to state, $precision" "ok $out" ||
+            row "the scan from state to state, $precision" "FAIL $out"
     done
     [ build/test_device -nt "$newest" ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
         dev/test_device.cu -o build/test_device
@@ -550,6 +558,55 @@ gateloop_noncausal() {
     background noncausal agree "poisoned memory, matrices" --head-size 16 --layers 1
 }
 
+# mamba_checks: both ranges, states that 16 does not divide and that pass in several rounds, windows
+# of both kernels, lengths around tiles and chunks, blocks of channels that are not full
+mamba_checks() {
+    local t c range tool
+    fails "--rank 500" 2 "at most the 128 channels" $bf16 --channels 64 --rank 500
+    for range in signed nonneg; do
+        background decodes "greedy $range" --task copying --channels 64 --string-size 4 \
+            --eigenvalues $range
+        background agree "$range" --eigenvalues $range --string-size 127
+        background agree "$range L=1" --eigenvalues $range --layers 1
+        background losses "$range ten steps fp32" 1e-4 $fp32 --eigenvalues $range
+        background losses "$range ten steps bf16" 1e-2 $bf16 --eigenvalues $range
+    done
+    for t in 1 2 5 31 33 255 258 2049 4096; do
+        for c in 64 33; do
+            background agree "T=$t C=$c B=1" --task text --text train_gpt2.c --context $t \
+                --batch-size 1 --channels $c --layers 1
+        done
+    done
+    background agree "S=1 W=1 R=3" --state 1 --window 1 --rank 3
+    background agree "S=7 W=2 H=37" --state 7 --window 2 --hidden 37
+    background agree "S=33 W=7 B=3" --state 33 --window 7 --batch-size 3
+    background agree "S=64 T=514 B=1" --state 64 --string-size 256 --batch-size 1 --layers 1
+    background agree "W=16 H=130" --window 16 --hidden 130
+    background agree "C=192 B=8 L=12" --channels 192 --batch-size 8 --layers 12
+    background agree "B=256" --batch-size 256 --string-size 20 --layers 1
+    background agree "text, V=50257" --task text --vocab gpt2 --context 33 --layers 1 \
+        --text "$work/tokens.bin"
+    background losses "--accumulate 3" 1e-4 $fp32 --accumulate 3
+    background losses "longer fresh sequences" 1e-4 $fp32 "${longer[@]}"
+    background losses "shorter fresh sequences" 1e-2 $bf16 --task parity --max-length 150 \
+        --eval-min-length 5 --eval-max-length 17 --eval-batches 2 --batch-size 2
+    background same "fp32" $fp32 --string-size 40
+    background same "bf16" $bf16 --string-size 40
+    background same "bf16, chunks" $bf16 --task text --text train_gpt2.c --context 512
+    for tool in memcheck racecheck initcheck synccheck; do
+        background sanitize $tool
+        background sanitize $tool --state 19 --window 7
+        background sanitize $tool --task parity --max-length 150 --eval-max-length 0 --batch-size 2
+    done
+}
+
+# mamba_noncausal: memory that starts as NaN
+mamba_noncausal() {
+    background noncausal agree "poisoned memory" --string-size 40
+    background noncausal agree "poisoned memory, S=19" --state 19 --layers 1 --string-size 127 \
+        --batch-size 1
+}
+
 start=$(date +%s)
 tokens >"$work/tokens.bin"
 if [ "$model" = deltanet ]; then # the oracle that rounds what the GPU's stores in bf16
@@ -560,7 +617,7 @@ if [ "$model" = deltanet ]; then # the oracle that rounds what the GPU's stores 
 fi
 others >"$work/others.log" 2>&1 &
 others_pid=$!
-[[ $model == deltanet || $model == gateloop ]] ||
+[[ $model == deltanet || $model == gateloop || $model == mamba ]] ||
     fails "--causal no" 2 "a bidirectional model" $bf16 --causal no
 fails "B = 10^6" 4 "needs .* GiB, .* GiB are free" $bf16 --batch-size 1000000 --layers 12
 CUDA_VISIBLE_DEVICES="" fails "no visible GPU" 4 "no visible GPU" $bf16

@@ -43,6 +43,15 @@ static inline float *reals(size_t n)
     return take(n * sizeof(float));
 }
 
+// guarded: n zeros, then 64 NaNs: a read past the end spreads them, a write removes them.
+static inline float *guarded(size_t n)
+{
+    float *x = reals(n + 64);
+    for (size_t i = n; i < n + 64; i++)
+        x[i] = NAN;
+    return x;
+}
+
 // normal_fill: x (n) = normal numbers of standard deviation std, new ones at every call of a test.
 static inline void normal_fill(float *x, size_t n, double std)
 {

@@ -47,8 +47,9 @@ template <int THREADS> static __device__ inline void part_sync(void)
     asm volatile("bar.sync 1, %0;" ::"n"(THREADS) : "memory");
 }
 
-// row_store: columns 2t, 2t+1 (left) and 8+2t, 9+2t (right) of a row of 16, from its four lanes 4g
-// + t: 8 bytes a lane, so that sectors of 32 bytes are written whole. columns: how many there are.
+// row_store: columns 2t, 2t+1 (left) and 8+2t, 9+2t (right) of a row of 16 come from its four lanes
+// 4g + t and are written as 8 bytes a lane, so that sectors of 32 bytes are written whole. Nothing
+// is written unless the row is `inside`, nor at columns from `columns` on.
 static __device__ inline void row_store(floatX *row, uint32_t left, uint32_t right, bool inside,
                                         int columns)
 {
@@ -74,7 +75,7 @@ static __device__ inline void rows_store(floatX *to, const float c[HS / 8][4], f
     }
 }
 
-// columns_store: the same for c (16 x 8N) by its transpose, 8N rows of 16 columns.
+// columns_store: rows_store of the transpose of factor c, c (16 x 8N): 8N rows of 16 columns.
 template <int N>
 static __device__ inline void columns_store(floatX *to, const float c[N][4], float factor,
                                             size_t stride, int rows, int columns)
@@ -86,7 +87,7 @@ static __device__ inline void columns_store(floatX *to, const float c[N][4], flo
                   transpose(pack2(factor * c[n][2], factor * c[n][3])), 8 * n + g < rows, columns);
 }
 
-// split_pack: c (16 x 64) as left operands of mma; lo: what rounding has taken from it.
+// split_pack: c (16 x 64) as left operands of mma: hi = c rounded, lo = what rounding took from it.
 static __device__ inline void split_pack(uint4 hi[4], uint4 lo[4], const float c[8][4])
 {
 #pragma unroll
@@ -101,7 +102,8 @@ static __device__ inline void split_pack(uint4 hi[4], uint4 lo[4], const float c
     }
 }
 
-// split_store: c (16x16) and what rounding has taken from it, into two tiles of 16 rows.
+// split_store: c (16x16) into two tiles of 16 rows, one behind the other: c rounded, and what
+// rounding took from it.
 static __device__ inline void split_store(floatX *tile, const float c[2][4])
 {
     const int at = threadIdx.x % WARP / 4 * LDC + threadIdx.x % 4 * 2;
@@ -115,7 +117,7 @@ static __device__ inline void split_store(floatX *tile, const float c[2][4])
     }
 }
 
-// split_load: both tiles, of 64 columns, as left operands of mma.
+// split_load: the tiles of split_store, of 64 columns, as left operands of mma.
 static __device__ inline void split_load(uint4 hi[4], uint4 lo[4], const floatX *tile)
 {
     tile += row_at(threadIdx.x % WARP, LDC);
@@ -139,8 +141,8 @@ struct Rows {
     __device__ uint4 operator[](int k) const { return ldmatrix<0>(tile + 16 * k); }
 };
 
-// add_dots: c (16 x 64) += a (16 x HS) times the transpose of a tile of 64 rows, at column_at; of
-// its blocks of 16 rows 0 .. last. A: uint4 [HS / 16], or Rows.
+// add_dots: c (16 x 64) += a (16 x HS) times the transpose of a tile of 64 rows, at column_at. Of
+// the tile only the blocks 0 .. last of 16 rows count. A: uint4 [HS / 16], or Rows.
 template <int HS, typename A>
 static __device__ inline void add_dots(float c[8][4], A a, const floatX *tile, int last)
 {
@@ -154,8 +156,8 @@ static __device__ inline void add_dots(float c[8][4], A a, const floatX *tile, i
     }
 }
 
-// add_product: c (16 x N) += a (16 x ROWS) times N columns of a tile [ROWS][HS + 8], at row_at; of
-// a only the blocks of 16 columns first .. last. lo: a + lo for a, unless NULL.
+// add_product: c (16 x N) += a (16 x ROWS) times N columns of a tile [ROWS][HS + 8], at row_at. Of
+// a only the blocks first .. last of 16 columns count. With lo, not NULL, a + lo is multiplied.
 template <int HS, int ROWS, int N = HS, typename A>
 static __device__ inline void add_product(float c[N / 8][4], A a, const uint4 *lo,
                                           const floatX *tile, int first, int last)
@@ -174,8 +176,8 @@ static __device__ inline void add_product(float c[N / 8][4], A a, const uint4 *l
         }
 }
 
-// add_block: c (16x16) += a L for a block L (16x16), TRANS: a L^T. lo, unless NULL: (a + lo) (L +
-// the tile behind it) instead, less lo times that, what it adds in d, which may be c.
+// add_block: c (16x16) += a L for a block L (16x16), TRANS: a L^T. With lo, which may be NULL, also
+// d += lo L + a M, M the block one tile behind L: what rounding took from a and from L. d may be c.
 template <int TRANS>
 static __device__ inline void add_block(float c[2][4], float d[2][4], uint4 a, const uint4 *lo,
                                         const floatX *L)
@@ -189,7 +191,7 @@ static __device__ inline void add_block(float c[2][4], float d[2][4], uint4 a, c
 }
 
 // add_by_lower: c (16 x 64) += a L for a lower triangular L (64 x 64), at row_at; TRANS: a L^T, L
-// at column_at. lo: see add_block.
+// at column_at. lo: as in add_block, with d = c.
 template <int TRANS>
 static __device__ inline void add_by_lower(float c[8][4], const uint4 a[4], const uint4 *lo,
                                            const floatX *L)

@@ -136,7 +136,7 @@ typedef struct {
 } DeviceTensor;
 
 // Rows of a device arena's table. DEVICE: one row of the last axis behind the other; SPACED: with
-// pitch and shift. ROWS: a table, and of how many.
+// pitch and shift. ROWS: a table, and how many rows it has.
 #define DEVICE(name, element, type, field, ...) \
     {ACTIVATION(name, type, field, __VA_ARGS__), sizeof(element), 0, 0}
 #define SPACED(name, element, pitch, shift, type, field, ...) \

@@ -11,7 +11,7 @@
 
 enum { PIECE_THREADS = 256 }; // of a block, which has a piece of the weights
 
-// zero_kernel: clear x, all pieces.
+// zero_kernel: x = 0 in all pieces; a block a piece.
 static __global__ void zero_kernel(float *x, const Piece *pieces)
 {
     const Piece piece = pieces[blockIdx.x];
@@ -26,7 +26,7 @@ static inline void pieces_zero(const Device *d)
            d->pieces.pieces);
 }
 
-// copy_kernel: the floatX copies of params.
+// copy_kernel: the floatX copies of params; a block a piece.
 static __global__ void copy_kernel(const float *params, const Piece *pieces)
 {
     const Piece piece = pieces[blockIdx.x];
@@ -53,8 +53,9 @@ static __global__ void squares_kernel(double *partials, const float *grads, cons
         partials[blockIdx.x] = sum;
 }
 
-// norm_kernel: result->loss times step->rescale, ->norm, ->scale (for that and for clipping to
-// `clip`, 0: never) and ->stopped, in one block.
+// norm_kernel: from partials (n), in one block: result->loss *= step->rescale; ->norm = that of the
+// rescaled gradient; ->scale = what a gradient is multiplied by: rescale, less where the norm is
+// above `clip` (0: never); ->stopped = 1 where loss or norm is not finite.
 static __global__ void norm_kernel(StepResult *result, const double *partials,
                                    const StepInput *step, size_t n, double clip)
 {
@@ -73,7 +74,7 @@ static __global__ void norm_kernel(StepResult *result, const double *partials,
 
 // gradient_norm: root of the sum of squares over all tensors, in double.
 static inline void gradient_norm(StepResult *result, const Arena *grads, const Pieces *p,
-                          const StepInput *step, double clip, cudaStream_t stream)
+                                 const StepInput *step, double clip, cudaStream_t stream)
 {
     LAUNCH(squares_kernel, p->n, PIECE_THREADS, 0, stream, p->partials, (const float *)grads->base,
            p->pieces);
@@ -84,7 +85,8 @@ typedef struct {
     float beta1, beta2, rest1, rest2, eps, weight_decay;
 } Adam;
 
-// adamw_kernel: a block a piece.
+// adamw_kernel: see adamw; a block a piece. grad_scale is result->scale; if result->stopped nothing
+// changes.
 static __global__ void adamw_kernel(float *params, float *m, float *v, const float *grads,
                                     const Piece *pieces, const StepInput *step,
                                     const StepResult *result, Adam adam)
@@ -113,7 +115,7 @@ static __global__ void adamw_kernel(float *params, float *m, float *v, const flo
 //   p -= lr lr_scale ((m / (1 - beta1^n)) / (sqrt(v / (1 - beta2^n)) + eps) + weight_decay p)
 // Moments below 1e-37, next to the denormals, which are slow, become 0.  [arXiv 1711.05101]
 static inline void adamw(Weights *w, const Training *t, const Pieces *p, const StepInput *step,
-                  const StepResult *result, cudaStream_t stream)
+                         const StepResult *result, cudaStream_t stream)
 {
     const Adam adam = {(float)t->beta1, (float)t->beta2, (float)(1 - t->beta1),
                        (float)(1 - t->beta2), (float)t->adam_eps, (float)t->weight_decay};

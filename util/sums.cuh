@@ -8,8 +8,8 @@
 
 // ---- slices and columns
 
-// Sums over all N rows are made in slices of them, and these then added in their order: those of
-// columns in COLUMN_SLICES, the multiprocessors of an H200.
+// Sums over all N rows are made in slices of them, and these then added in their order. Columns
+// have COLUMN_SLICES, as many as an H200 has multiprocessors.
 enum { SLICES = 16, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
 enum { COLUMN_SLICES = 132, BIAS_WARPS = 16 };
 
@@ -23,8 +23,9 @@ static inline size_t slices_of(size_t N, size_t size)
     return n;
 }
 
-// slices_sum_kernel: out += the sum of partial (slices,n), in order; part i of `part` elements is
-// i * step elements behind out. rest_out += that of (rest_slices,rest), which stands behind.
+// slices_sum_kernel: out += the sum over slices of partial (slices,n), in order; out has n elements
+// in parts of `part`, whose starts are `step` apart. rest_out (rest) += the same of
+// (rest_slices,rest), which follows partial.
 static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
                                          int slices, size_t n, int rest_slices, size_t rest,
                                          size_t part, size_t step)
@@ -135,7 +136,8 @@ static inline void batch_sums(float *out, const floatX *x, size_t B, size_t n, c
 
 // ---- rows by token
 
-// Up to TOKENS_SHARED tokens have their sums in shared memory, in at most TOKEN_SLICES slices.
+// Vocabularies of up to TOKENS_SHARED tokens have their sums in shared memory, in at most
+// TOKEN_SLICES slices of the rows.
 enum { TOKENS_SHARED = 384, TOKEN_SLICES = 512, TOKEN_CHANNELS = 4 };
 
 // token_slices: in how many slices of tokens token_sums works where V is small, else 0.

@@ -288,7 +288,7 @@ static inline long checkpoint_load(const char *path, Weights *w, const Options *
     StFile *file = st_open(path);
     int level = resume ? DEFINES_TRAINING : DEFINES_MODEL;
     long step = checkpoint_check(file, path, options, architecture, level, schedule);
-    if (!arena_shaped(&w->params, file, "params.")) // of the data some make tensors larger
+    if (!arena_shaped(&w->params, file, "params.")) // an option of the data may be the reason
         checkpoint_check(file, path, options, architecture, DEFINES_DATA, schedule);
     size_t n = 3 * arena_count(&w->params);
     arena_match(&w->params, file, path, "params.");

@@ -76,7 +76,8 @@ static __device__ inline float exp2_fast(float x)
     return y;
 }
 
-// logsumexp_step: add 2^x to 2^*max * *sum. Equal values are not subtracted: inf - inf is NaN.
+// logsumexp_step: add 2^x to the sum that 2^max sum stands for; *max = the largest x. Equal values
+// are not subtracted: inf - inf is NaN.
 static __device__ inline void logsumexp_step(float *max, float *sum, float x)
 {
     const float above = x == *max ? 0 : x - *max, e = exp2_fast(-fabsf(above));
@@ -254,7 +255,7 @@ typedef struct {
     int best;
 } Peak;
 
-// peak_of_warp: of the parts that the lanes have, to all of them.
+// peak_of_warp: the Peak of all lanes' parts together, to all of them.
 static __device__ inline Peak peak_of_warp(Peak a)
 {
     for (int i = WARP / 2; i > 0; i /= 2) {

@@ -178,11 +178,12 @@ tokens() {
     done
 }
 
-# launched: every kernel of the .cu and of util/*.cuh ran in some check; deltanet leaves a part of
-# [layers] and of util/ to others
+# launched: every kernel of the .cu and of util/*.cuh ran in some check; deltanet and mamba leave a
+# part of [layers] and of util/ to others
 launched() {
     local never skip= sources="train_$model.cu util/*.cuh"
-    [ $model = deltanet ] && sources=train_deltanet.cu skip='/^\/\/ \[layers\]/,/^\/\/ \[model\]/d'
+    [[ $model == deltanet || $model == mamba ]] && sources=train_$model.cu \
+        skip='/^\/\/ \[layers\]/,/^\/\/ \[model\]/d'
     [ $model = gateloop ] && sources=train_gateloop.cu # no positions to learn
     never=$(comm -23 <(sed "$skip" $sources | tr '\n' ' ' | grep -oE '__global__[^{;]*' |
         grep -oE '\w+_kernel' | sort -u) <(grep -oE '\w+_kernel' "$work/kernels.$model" | sort -u))
@@ -440,6 +441,52 @@ gateloop_checks() {
     background losses "--accumulate 3" bf16 1e-2 --task copying --accumulate 3
     background losses "matrices, longer fresh sequences" fp32 1e-4 "${longer[@]}" --head-size 8
     background losses "longer fresh sequences" fp32 1e-4 "${longer[@]}"
+}
+
+# selective PRECISION: the ladder of Mamba's scan, the trainer's choice of its kernels: states that
+# come in and go out, steps that are huge and 0
+selective() {
+    local log=$work/selective.$1
+    compile dev/scan/selective_scan.cu $build/selective_$1 -Idev -DPRECISION_${1^^}
+    $build/selective_$1 --check-only --kernel 6 >"$log" 2>&1 &&
+        row "mamba scan $1" "ok $(tail -n 1 "$log")" ||
+        row "mamba scan $1" "FAIL $(head -n 3 "$log" | tr '\n' ' ') $(tail -n 1 "$log")"
+}
+
+# mamba_checks: both ranges, states that 16 does not divide and that pass in several rounds, windows
+# of both kernels, lengths around tiles and chunks (one sequence of a few channels is cut from 128
+# positions on), blocks of channels that are not full
+mamba_checks() {
+    local t c range
+    background selective fp32
+    background selective bf16
+    for range in signed nonneg; do
+        background decodes "$range" 130 --task copying --layers 1 --eigenvalues $range --lr 4e-3 \
+            --eval-batches 1
+        background losses "$range" fp32 1e-4 --task copying --eigenvalues $range \
+            --eval-batches 1
+        background losses "$range" bf16 1e-2 --task copying --eigenvalues $range \
+            --eval-batches 1
+        background agree "$range L=2" --task copying --eigenvalues $range --layers 2
+        background trained "$range" --task copying --string-size 9 --eigenvalues $range
+        background agree "$range T=258 S=19" --task text --text "$text" --context 258 \
+            --eigenvalues $range --batch-size 1 --channels 8 --state 19
+    done
+    for t in 1 2 5 31 33 255 258; do
+        c=$((t % 2 ? 33 : 16))
+        background agree "T=$t C=$c B=1" --task text --text "$text" --context $t --batch-size 1 \
+            --channels $c
+    done
+    background agree "S=1 W=1 R=3" --task copying --channels 12 --state 1 --window 1 --rank 3
+    background agree "S=7 W=2 H=37" --task copying --channels 12 --state 7 --window 2 --hidden 37
+    background agree "S=33 W=7 B=3" --task copying --channels 24 --state 33 --window 7 \
+        --batch-size 3
+    background agree "W=16 H=130" --task copying --channels 8 --window 16 --hidden 130
+    background losses "--accumulate 3" fp32 1e-4 --task copying --accumulate 3 --channels 16 \
+        --eval-batches 1
+    background losses "longer fresh sequences" fp32 1e-4 "${longer[@]}" --channels 16
+    background losses "parity, shorter fresh sequences" bf16 1e-2 --channels 16 --task parity \
+        --max-length 150 --eval-min-length 5 --eval-max-length 17 --eval-batches 2 --batch-size 1
 }
 
 start=$(date +%s)

@@ -17,7 +17,7 @@
 // 1920, of which fp32 knows 1e-4; where it is clamped its gradient is 0.
 //
 // GLA_REAL is the type of all arrays, by default float. `highest` in GlaChunk is the largest
-// exponent that was taken: 0, or the kernel's bounds are wrong.
+// exponent that was taken; above 0 it is an error.
 #ifndef SEQ_DEV_GLA_CHUNK_H
 #define SEQ_DEV_GLA_CHUNK_H
 
@@ -26,7 +26,7 @@
 #ifndef GLA_REAL
 #define GLA_REAL float
 #endif
-enum { GLA_BLOCK = 16 };
+enum { GLA_BLOCK = 16, GLA_LEAST = -30 }; // rows of a block; what g is clamped at
 
 // What the forward pass keeps, for NC = ceil(T / CS) chunks, and scratch.
 typedef struct {
@@ -117,7 +117,6 @@ static inline void gla_chunk_forward(GLA_REAL *out, GlaChunk *c, const GLA_REAL 
                                      const GLA_REAL *initial, double s)
 {
     const size_t DK = c->DK, DV = c->DV, CS = c->CS;
-    const GLA_REAL least = -30;
     for (size_t i = 0; i < DK * DV; i++)
         c->S[i] = initial ? initial[i] : 0;
     for (size_t at = 0; at < c->NC; at++) {
@@ -126,7 +125,7 @@ static inline void gla_chunk_forward(GLA_REAL *out, GlaChunk *c, const GLA_REAL 
         GLA_REAL *next = S + DK * DV, *last = b + (n - 1) * DK, *o = out + lo * DV;
         for (size_t i = 0; i < n * DK; i++) {
             const GLA_REAL g_i = g[lo * DK + i];
-            b[i] = (i < DK ? 0 : b[i - DK]) + (g_i < least ? least : g_i);
+            b[i] = (i < DK ? 0 : b[i - DK]) + (g_i < GLA_LEAST ? GLA_LEAST : g_i);
         }
         gla_chunk_scores(c, A, q + lo * DK, k + lo * DK, b, n, s);
         memset(o, 0, n * DV * sizeof *o);
@@ -157,7 +156,8 @@ typedef struct {
 } GlaGrads;
 
 // gla_chunk_scores_backward: dq, dk (n,DK) += of one chunk, from dA (n,CS), s in it, and q, k, b
-// (n,DK). dq of a block takes earlier blocks about its first row, dk later ones about its last:
+// (n,DK). The row m between two blocks is the first of the block whose dq, the last of the block
+// whose dk is wanted:
 //   dq_t = sum_u dA_tu k_u exp(b_t - b_u),  dk_u = sum_t dA_tu q_t exp(b_t - b_u),  u <= t
 static inline void gla_chunk_scores_backward(GlaChunk *c, GLA_REAL *dq, GLA_REAL *dk,
                                              const GLA_REAL *dA, const GLA_REAL *q,
@@ -209,7 +209,7 @@ static inline void gla_chunk_gates_backward(const GlaChunk *c, GLA_REAL *dg, con
         for (size_t t = n; t-- > 0;) {
             const size_t at = t * c->DK + i;
             sum += q[at] * dq[at] - k[at] * dk[at];
-            dg[at] = g[at] < -30 ? 0 : sum;
+            dg[at] = g[at] < GLA_LEAST ? 0 : sum;
         }
     }
 }

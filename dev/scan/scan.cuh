@@ -39,6 +39,7 @@ struct __align__(8) Complex {
     float re, im;
 };
 
+// value: x as it is computed with. narrow: *to = x, rounded where memory is bf16.
 static __device__ __forceinline__ float value(float x) { return x; }
 static __device__ __forceinline__ float value(__nv_bfloat16 x) { return __bfloat162float(x); }
 static __device__ __forceinline__ Complex value(Complex x) { return x; }
@@ -50,9 +51,11 @@ static __device__ __forceinline__ void narrow(__nv_bfloat16 *to, float x)
 }
 static __device__ __forceinline__ void narrow(Complex *to, Complex x) { *to = x; }
 
+// conj_of: x with -im; a real number stays.
 static __device__ __forceinline__ float conj_of(float x) { return x; }
 static __device__ __forceinline__ Complex conj_of(Complex x) { return {x.re, -x.im}; }
 
+// add: x + y.
 static __device__ __forceinline__ float add(float x, float y) { return x + y; }
 static __device__ __forceinline__ Complex add(Complex x, Complex y)
 {
@@ -74,6 +77,7 @@ static __device__ __forceinline__ Complex mul_add(Complex x, Complex y, Complex 
     return {fmaf(x.re, y.re, fmaf(-x.im, y.im, z.re)), fmaf(x.re, y.im, fmaf(x.im, y.re, z.im))};
 }
 
+// is_finite: no part is NaN or infinite. all_nan: every part is NaN. set_one: *x = 1.
 static __device__ __forceinline__ int is_finite(float x) { return fabsf(x) <= 3.402823466e38f; }
 static __device__ __forceinline__ int is_finite(Complex x)
 {
@@ -117,6 +121,7 @@ struct Affine {
     V a, h;
 };
 
+// nothing: leaves a state as it is.
 template <typename V>
 static __device__ __forceinline__ Affine<V> nothing(void)
 {
@@ -617,7 +622,8 @@ typedef struct {
 } Tiling;
 
 // Word: as many bytes as a state has, all ones as long as nobody has put one there (a NaN that no
-// arithmetic makes). It is its own flag: no fence, no second trip to L2.
+// arithmetic makes). It is its own flag: no fence, no second trip to L2. word_put: hand s on in *w.
+// word_wait: s = what is put into *w, once it is there.
 static __device__ __forceinline__ void word_put(float *w, float s)
 {
     const unsigned bits = __float_as_uint(s);
@@ -672,6 +678,7 @@ typedef struct {
     size_t first;  // offset of its first row and channel
 } Place;
 
+// place: of this thread in tile number `tile` of all.
 template <typename T, int BACK, typename I>
 static __device__ __forceinline__ Place place(unsigned tile, const Scan<I> &p, const Tiling &t)
 {
@@ -872,12 +879,14 @@ enum { SMALL = 128 }; // threads of a block of walk and chunks
 // blocks_of: blocks of SMALL threads for n of them.
 static inline size_t blocks_of(size_t n) { return (n + SMALL - 1) / SMALL; }
 
+// walk: launches walk_kernel.
 template <typename I, int VEC, int U, int BACK>
 static void walk(const Scan<I> *p, cudaStream_t stream)
 {
     LAUNCH((walk_kernel<I, VEC, U, BACK>), blocks_of(p->B * (p->C / VEC)), SMALL, 0, stream, *p);
 }
 
+// chunks: (A, H) of the chunks, the states between them, every row: three kernels, p->work between.
 template <typename I, int VEC, int BACK>
 static void chunks(const Scan<I> *p, cudaStream_t stream)
 {
@@ -888,6 +897,7 @@ static void chunks(const Scan<I> *p, cudaStream_t stream)
     LAUNCH((chunk_kernel<I, VEC, 2, BACK>), n, SMALL, 0, stream, *p, of);
 }
 
+// ring: launches ring_kernel, a warp a strip of 32 VEC channels.
 template <typename I, int VEC, int ROWS, int STAGES, int BACK>
 static void ring(const Scan<I> *p, cudaStream_t stream)
 {

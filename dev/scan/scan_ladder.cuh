@@ -17,6 +17,7 @@ struct Sizes {
 
 static const size_t FEW_STRIPS = 96, MANY_STRIPS = 528; // of 32 RING channels, see scan_best
 
+// scan_walk: walk with U rows in flight; 16 bytes a thread where U > 1 and rows are aligned.
 template <typename I, int BACK, int U>
 static void scan_walk(const void *problem, cudaStream_t stream)
 {
@@ -29,6 +30,7 @@ static void scan_walk(const void *problem, cudaStream_t stream)
         walk<I, 1, U, BACK>(p, stream);
 }
 
+// scan_chunks: chunks, 16 bytes a thread where rows are aligned.
 template <typename I, int BACK>
 static void scan_chunks(const void *problem, cudaStream_t stream)
 {
@@ -41,6 +43,7 @@ static void scan_chunks(const void *problem, cudaStream_t stream)
         chunks<I, 1, BACK>(p, stream);
 }
 
+// scan_ring: ring with WIDER times the channels a lane; rows must be aligned.
 template <typename I, int BACK, int WIDER, int STAGES>
 static void scan_ring(const void *problem, cudaStream_t stream)
 {
@@ -78,13 +81,14 @@ static void scan_best(const void *problem, cudaStream_t stream)
         scan_ring<I, BACK, 1, 8>(problem, stream);
 }
 
+// not_wide: why a kernel of aligned rows refuses the problem, or NULL.
 template <typename I>
 static const char *not_wide(const void *problem)
 {
     return scan_wide((const Scan<I> *)problem) ? NULL : "rows are not on 16-byte boundaries";
 }
 
-// too_long: the slowest take seconds there.
+// too_long: why the slowest kernels, which would take seconds, refuse the problem, or NULL.
 template <typename I>
 static const char *too_long(const void *problem)
 {
@@ -93,9 +97,10 @@ static const char *too_long(const void *problem)
 
 enum { KERNELS = 11, BEST = 11 };
 
-// scan_table: the kernels of one direction. Those of SERIAL do the same arithmetic, to the bit.
+// The kernels that do the same arithmetic, to the bit.
 static const int SERIAL[] = {1, 2, 4, 5, 6};
 
+// scan_table: the kernels of one direction.
 template <typename I, int BACK>
 static const BenchKernel *scan_table(void)
 {
@@ -137,6 +142,7 @@ static void z_put(double *p, size_t i, Z z)
         p[P * i + 1] = z.im;
 }
 
+// z_mul, z_conj, z_add: product, of real parts alone where P is 1; conjugate; sum.
 template <int P>
 static Z z_mul(Z a, Z b)
 {
@@ -277,6 +283,7 @@ static void case_upload(Case<I> *c, int back)
         array_upload(&c->a[i]);
 }
 
+// case_new: allocate and upload a case of this form; its references are still to be computed.
 template <typename I>
 static Case<I> case_new(const Form *f)
 {
@@ -315,6 +322,7 @@ static Case<I> case_new(const Form *f)
     return c;
 }
 
+// case_free: give the memory back.
 template <typename I>
 static void case_free(Case<I> *c)
 {
@@ -782,7 +790,7 @@ static int run_checks(const BenchOptions *opt)
     return failed;
 }
 
-// scan_main: the shape that was asked for, or all checks and the shapes of perf.md.
+// scan_main: the shape that was asked for, or all checks, and the shapes that are measured.
 template <typename I>
 static int scan_main(int argc, char **argv, const char *usage)
 {

@@ -1460,8 +1460,9 @@ static Copies layer_copies(const Model *m, size_t l)
             c->out_w + H * m->C, c->head_w};
 }
 
-// block_forward: next (B,T,C) = a block of k.x (B,T,C), may be k.x; fills k, the layer's
-// activations. k.h, the last state, starts from `initial`, the convolution from `window`.
+// block_forward: next (B,T,C), may be k.x, = the block of k.x; fills the layer's activations
+// k. The scan starts from `initial` (B,S,H), which may be k.h, where it leaves the last state; the
+// convolution from `window` (B,W-1,H). NULL: from zeros.
 static void block_forward(const Model *m, Acts k, Params p, Copies w, float *next,
                           const float *initial, floatX *window, size_t B, size_t T)
 {

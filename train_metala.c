@@ -27,7 +27,7 @@
 // Sections: [mix] gates, recurrence, reading; [block] convolution, SiLU; [layers] products, norm;
 // [optimizer] AdamW; [model] tensors, forward, backward; [train] the loop; [main] start.
 //
-//   ./train_metala                    MQAR, 4 pairs in 64 tokens: 99.9% in 600 steps; --conv 0: 24%
+//   ./train_metala                    MQAR, 4 pairs in 64 tokens: 99.9% in 600 steps; --conv 0: 25%
 //   ./train_metala --preset mqar-80   512 tokens, 80 pairs (Table A7); was not run
 //
 // Differences from the papers: o is divided by sqrt(DK), as in MetaLA's code (--scale no: the

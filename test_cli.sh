@@ -467,6 +467,17 @@ test_state_tasks() {
         --eval-max-length 2048
     refused 3 "absent/c.*No such file" --task z60 ${shape/steps 3/steps 0} --eval-max-length 9 \
         --curve absent/c
+    local steps=${shape/steps 3/steps 2}
+    refused 3 "absent/c.*No such file" --task z60 $steps --eval-max-length 9 --curve absent/c
+    refused 3 "--curve parity.*directory" --task z60 $steps --eval-max-length 9 --curve parity
+    refused 2 "older curve, got another" --task z60 $steps --eval-max-length 9 \
+        --curve parity/checkpoint.safetensors
+    works --task z60 $steps --eval-max-length 9 --out within --curve within/curve
+    is "a curve within --out" "tokens,sequences,accuracy" "$(head -1 within/curve)"
+    refused 2 "--min-length: --task mqar has sequences of one length" --task mqar $long \
+        --min-length 5
+    refused 2 "--prompt: the tokens of --task mqar are numbers" --task mqar $long \
+        --sample 2 --prompt x
 }
 
 # ---- evaluation and dumps

@@ -172,6 +172,33 @@ static inline void task_not_written(const TaskOptions *o, const Training *t)
     }
 }
 
+#define CURVE_HEADER "tokens,sequences,accuracy\n"
+
+// curve_check: die unless --curve is a file that can be written, and a new or an empty one or an
+// older curve: an evaluation writes it, before the run is saved. `out`, the run's directory or
+// NULL, may be yet to come. Changes nothing.
+static inline void curve_check(const char *path, const char *out)
+{
+    char start[sizeof CURVE_HEADER] = "";
+    struct stat st;
+    const size_t n = out ? strlen(out) : 0;
+    const int made = lstat(path, &st) && errno == ENOENT;
+    if (!stat(path, &st) && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode) && !access(path, W_OK))
+        return; // a pipe or a terminal: whoever reads it must not see it close
+    if (n && !strncmp(path, out, n) && path[n] == '/' && stat(out, &st) && errno == ENOENT)
+        return;
+    FILE *f = fopen(path, "ab+");
+    if (!f)
+        die(EXIT_DATA, "--curve %s: cannot write: %s", path, strerror(errno));
+    rewind(f);
+    const size_t got = fread(start, 1, sizeof start - 1, f);
+    fclose(f);
+    if (made)
+        unlink(path);
+    if (got && strcmp(start, CURVE_HEADER))
+        die(EXIT_USAGE, "--curve %s: expected a new file or an older curve, got another", path);
+}
+
 // task_open: after the command line is parsed and before the model is planned: open files, encode
 // the prompt, die over what does not fit. A model with `learned_positions` speaks within T.
 static inline void task_open(const Task *task, TaskOptions *o, const Training *t, Options *options,
@@ -183,10 +210,15 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
             "hint: give --task text", task->name);
     if (task->chance >= 0)
         state_check(o, task, options);
-    recall_check(o, task);
+    recall_check(o, task, options);
     task_eval_rows(task->shape(o), (size_t)t->batch_size);
+    if (o->curve)
+        curve_check(o->curve, t->out);
     if (o->prompt && !o->sample)
         die(EXIT_USAGE, "--prompt needs --sample N, the number of tokens to say after it");
+    if (*prompt && task->symbols && !*task->symbols)
+        die(EXIT_USAGE, "--prompt: the tokens of --task %s are numbers; expected no prompt",
+            task->name);
     if (!task->symbols) {
         if (!o->text.path && !o->text.val_path && !o->sample && !t->dump)
             die(EXIT_USAGE, "--task text needs --text FILE, --val FILE or --sample N");
@@ -424,7 +456,7 @@ static inline void evaluation_add(Evaluation *e, const Task *task, const TaskOpt
 static inline void evaluation_curve(const Evaluation *e)
 {
     FILE *f = fopen(e->curve, "wb");
-    int bad = !f || fprintf(f, "tokens,sequences,accuracy\n") < 0;
+    int bad = !f || fputs(CURVE_HEADER, f) < 0;
     for (size_t t = 0; t < e->T && !bad; t++)
         if (e->asked[t])
             bad = fprintf(f, "%zu,%zu,%.9g\n", t + 1, e->asked[t],

@@ -105,7 +105,23 @@ def number(x):
     return f"{x:.4g}" if isinstance(x, float) else str(x)
 
 
+def table_lines(path):
+    """The rows of a table, as text, after its header; of another file Trouble."""
+    try:
+        with open(path, encoding="utf-8") as f:
+            lines = [line for line in f.read().split("\n") if line and not line.startswith("#")]
+    except OSError as e:
+        raise Trouble(f"{path}: cannot read it: {e.strerror}")
+    except UnicodeDecodeError:
+        lines = []
+    if not lines or lines[0] != HEADER:
+        raise Trouble(f"{path}: expected a table with the header {HEADER}")
+    return lines[1:]
+
+
 def write_table(path, rows, dump):
+    if os.path.isfile(path) and os.path.getsize(path):
+        table_lines(path)  # an older table may go, no other file
     try:
         with open(path, "w", encoding="utf-8", newline="\n") as f:
             f.write(f"# {os.path.basename(os.path.dirname(dump)) or dump}\n{HEADER}\n")
@@ -117,21 +133,20 @@ def write_table(path, rows, dump):
 
 def read_table(path):
     """{(what, layer): array (n,3) of x, y, value}, what in the order of the file."""
-    try:
-        with open(path, encoding="utf-8") as f:
-            lines = [line for line in f.read().split("\n") if line and not line.startswith("#")]
-    except OSError as e:
-        raise Trouble(f"{path}: cannot read it: {e.strerror}")
-    if not lines or lines[0] != HEADER:
-        raise Trouble(f"{path}: expected the header {HEADER}")
     found = {}
     try:
-        for line in lines[1:]:
+        for line in table_lines(path):
             what, layer, *numbers = line.split(",")
             x, y, value = (float(n) if n else 0.0 for n in numbers)
+            if not all(map(math.isfinite, (x, y, value))):
+                raise ValueError("expected finite numbers")
+            if what == "plane" and not (abs(x) <= 1 and abs(y) <= 1 and value > 0):
+                raise ValueError("expected a share above 0 of a cell within -1 to 1")
             found.setdefault((what, int(layer) if layer else -1), []).append((x, y, value))
     except ValueError as e:
         raise Trouble(f"{path}: {line!r}: {e}")
+    if not any(what in ("plane", "mean") for what, _ in found):
+        raise Trouble(f"{path}: expected rows \"plane\" or \"mean\", got none")
     return {key: np.array(rows) for key, rows in found.items()}
 
 
@@ -224,6 +239,8 @@ def draw(args):
             figure.savefig(out, dpi=160, metadata={"Date": None} if out.endswith("svg") else None)
         except OSError as e:
             raise Trouble(f"{out}: cannot write it: {e.strerror}")
+        except ValueError as e:  # an ending that names no format
+            raise Trouble(f"{out}: {e}")
         print(out)
     return 0
 
@@ -248,6 +265,8 @@ def main(argv):
     one.add_argument("--svg", action="store_true")
     one.add_argument("--optional", action="store_true", help="without matplotlib, exit 0")
     args = p.parse_args(argv)
+    if args.kind == "attention" and args.tokens < 1:
+        p.error(f"--tokens: expected at least 1, got {args.tokens}")
     try:
         if args.kind == "draw":
             return draw(args)

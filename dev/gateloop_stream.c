@@ -60,6 +60,7 @@ int main(int argc, char **argv)
     if (TASKS[config.task].symbols || !text->val_path || !config.training.load)
         die(EXIT_USAGE, "expected --task text, --val FILE and --load CHECKPOINT");
     config.training.batch_size = 1, config.training.steps = 0;
+    training_check(&config.training);
     threads_set(config.training.threads);
     task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 0);
     model_plan(&m, &config);
@@ -67,6 +68,8 @@ int main(int argc, char **argv)
     training_load(&config.training, &m.weights, &options, ARCHITECTURE);
     for (int carry = 0; carry < 2; carry++) {
         const double nats = stream_nats(&m, &text->val, carry), n = (double)(text->val.n - 1);
+        if (!is_finite_bits(nats))
+            die(EXIT_FAIL, "%s: the loss is %g; expected a number", text->val_path, nats);
         printf("RESULT state=%s context=%zu targets=%.0f nats=%.9g loss=%.6f token_ppl=%.4f\n",
                carry ? "carried" : "fresh", m.T, n, nats, nats / n, exp(nats / n));
     }

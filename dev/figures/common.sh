@@ -31,8 +31,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
 : "${JOBS:=1}" "${SAVE_EVERY:=200}" "${ONLY:=}" "${DUMP:=}" "${DUMPER:=}"
 number() { # NAME VALUE: die unless the value is a whole number from 0 on
     case $2 in
-    "" | *[!0-9]*) echo "error: $1: expected a whole number, got \"$2\"" >&2 && exit 2 ;;
+    "" | *[!0-9]* | 0?*) echo "error: $1: expected a whole number, got \"$2\"" >&2 && exit 2 ;;
     esac
+}
+readable() { # NAME FILE: die unless the file, if one is named, can be read
+    [ -z "$2" ] || { [ -f "$2" ] && [ -r "$2" ]; } ||
+        { echo "error: $1: expected a file that can be read, got \"$2\"" >&2 && exit 3; }
 }
 for seed in $SEEDS; do number SEEDS "$seed"; done
 if [ -n "$(printf '%s\n' $SEEDS | sort | uniq -d)" ]; then

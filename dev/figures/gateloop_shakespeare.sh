@@ -11,6 +11,7 @@ TRAINER=${TRAINER:-./train_gateloop_gpu} TEXT=${TEXT:-}
 if [ -z "$TEXT" ] && [ -z "$DRAW_ONLY" ]; then
     echo "skipped: $FIGURE: give TEXT=FILE" && exit 0
 fi
+readable TEXT "$TEXT"
 
 setup=(--text "$TEXT" --vocab ascii --context 256 --layers 6 --channels 256 --batch-size 64
     --lr 1e-3 --lr-min 1e-4 --beta2 0.99 --weight-decay 0.1 --grad-clip 1 --eval-batches 0

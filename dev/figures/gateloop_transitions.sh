@@ -12,8 +12,9 @@ TRAINER=${TRAINER:-./train_gateloop_gpu} DUMPER=${DUMPER:-./train_gateloop}
 . "$(dirname "$0")/common.sh"
 number TEXT_STEPS "$TEXT_STEPS"
 if [ -z "$DRAW_ONLY" ] && [ ! -x "$DUMPER" ]; then
-    echo "error: $DUMPER is not built: make cpu" && exit 3
+    echo "error: $DUMPER is not built: make cpu" >&2 && exit 3
 fi
+readable TEXT "$TEXT"
 SEEDS=$(first 1 $SEEDS) # a picture of one run each
 
 DUMP="--seed 1000"

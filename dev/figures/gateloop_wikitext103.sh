@@ -23,6 +23,8 @@ dir=$RUNS/gateloop_wikitext103 go=() extra=($EXTRA)
 if [ -z "${DATA:-}" ] || [ -z "${TEST:-}" ]; then
     echo "skipped: gateloop_wikitext103: give DATA=DIR and TEST=FILE" && exit 0
 fi
+[[ $STEPS =~ ^(0|[1-9][0-9]{0,8})$ ]] ||
+    { echo "error: STEPS: expected a whole number, got \"$STEPS\"" >&2 && exit 2; }
 for file in "$DATA/train.bin" "$DATA/val.bin" "$DATA/test.bin" "$TEST"; do
     [ -r "$file" ] || { echo "error: $file: cannot read it" >&2 && exit 3; }
 done

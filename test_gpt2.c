@@ -70,28 +70,19 @@ typedef struct {
     float *qkv, *out, *saved, *dout, *dqkv, *work;
 } Layer;
 
-// guarded: n normal numbers of standard deviation std, 0 for zeros, then 64 NaNs.
-static float *guarded(size_t n, double std)
-{
-    float *x = reals(n + 64);
-    for (size_t i = n; i < n + 64; i++)
-        x[i] = NAN;
-    if (std > 0)
-        normal_fill(x, n, std);
-    return x;
-}
-
 // layer_make: a layer of random qkv, of standard deviation std, and dout.
 static Layer layer_make(size_t B, size_t T, size_t NH, size_t HS, int causal, int linear,
                         double std)
 {
     Layer l = {.B = B, .T = T, .C = NH * HS, .NH = NH, .n = B * T * NH * HS, .causal = causal,
                .linear = linear};
-    l.qkv = guarded(3 * l.n, std);
-    l.dout = guarded(l.n, 1);
-    l.dqkv = guarded(3 * l.n, 0);
-    l.out = guarded(l.n, 0);
-    l.saved = guarded(B * NH * T, 0);
+    l.qkv = guarded(3 * l.n);
+    l.dout = guarded(l.n);
+    l.dqkv = guarded(3 * l.n);
+    l.out = guarded(l.n);
+    l.saved = guarded(B * NH * T);
+    normal_fill(l.qkv, 3 * l.n, std);
+    normal_fill(l.dout, l.n, 1);
     l.work = reals(threads_count() * linear_attention_work(HS));
     return l;
 }

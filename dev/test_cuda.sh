@@ -199,6 +199,19 @@ sanitize() {
             "FAIL $(grep -m 3 '= ' "$dir/log" | tr '\n' ' ' | cut -c 1-300)"
 }
 
+# ladder PROGRAM ROW: the checks of dev/scan/PROGRAM.cu, which runs the trainer's kernels, a row a
+# precision; built with the flags of others
+ladder() {
+    local precision out
+    for precision in FP32 BF16; do
+        out=build/$1_$precision
+        [ $out -nt "$newest" ] || nvcc $flags -DPRECISION_$precision dev/scan/$1.cu -o $out
+        out=$($out --check-only 2>&1 | tail -n 1)
+        [[ $out == *", 0 failed"* ]] && row "$2, $precision" "ok $out" ||
+            row "$2, $precision" "FAIL $out"
+    done
+}
+
 # others: programs built for one test each
 others() {
     local out precision flags="-std=c++17 -O3 -Xcompiler -fopenmp -arch=native -lcublas -lcublasLt"
@@ -228,22 +241,8 @@ END
         [[ $out == *" 0 failed"* ]] && row "the delta rule from state to state, $precision" "ok $out" ||
             row "the delta rule from state to state, $precision" "FAIL $out"
     done
-    [ "$model" = gateloop ] && for precision in FP32 BF16; do
-        out=build/gateloop_fused_$precision
-        [ $out -nt "$newest" ] || nvcc $flags -DPRECISION_$precision dev/scan/gateloop_fused.cu \
-            -o $out
-        out=$($out --check-only 2>&1 | tail -n 1)
-        [[ $out == *", 0 failed"* ]] && row "the layer from state to state, $precision" "ok $out" ||
-            row "the layer from state to state, $precision" "FAIL $out"
-    done
-    [ "$model" = mamba ] && for precision in FP32 BF16; do
-        out=build/selective_scan_$precision
-        [ $out -nt "$newest" ] || nvcc $flags -DPRECISION_$precision dev/scan/selective_scan.cu \
-            -o $out
-        out=$($out --check-only 2>&1 | tail -n 1)
-        [[ $out == *", 0 failed"* ]] && row "the scan from state to state, $precision" "ok $out" ||
-            row "the scan from state to state, $precision" "FAIL $out"
-    done
+    [ "$model" = gateloop ] && ladder gateloop_fused "the layer from state to state"
+    [ "$model" = mamba ] && ladder selective_scan "the scan from state to state"
     [ build/test_device -nt "$newest" ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
         dev/test_device.cu -o build/test_device
     out=$(build/test_device 2>&1 | tail -n 2 | tr '\n' ' ')

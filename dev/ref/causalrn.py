@@ -400,14 +400,48 @@ def linear_mix(a, b, v):
     return s / (np.arange(1, T + 1)[:, None] if v.causal == "yes" else T)
 
 
-def self_test():
-    failed = []
+class SelfTest:
+    """Rows of a self test, and how many were not ok."""
+    failed = 0
 
-    def see(what, ok):
+    def see(self, what, ok):
         print(f"{'ok  ' if ok else 'FAIL'} {what}")
-        if not ok:
-            failed.append(what)
+        self.failed += not ok
 
+    def dumps(self, check_dump, good, meta, infinite, wrong, missing, other, to=0.0):
+        """A right dump passes, each fault is found: an Inf in the gradient of `infinite`, all of
+        `wrong`'s 0.1% off, no activation `missing`, parameter `other`'s last number at `to`."""
+        def count(changes):
+            tensors = {name: x for name, x in {**good, **changes}.items() if x is not None}
+            return check_dump("a dump", tensors, meta, 1e-5, 1e-4, out=lambda line: None)
+
+        def spoilt(name, value):
+            x = good[name].copy()
+            x.flat[-1] = value
+            return {name: x}
+
+        see, wrong = self.see, "grads." + wrong
+        see("a right dump passes", count({}) == 0)
+        see("in float32 too", count({name: x.astype(np.float32) for name, x in good.items()
+                                     if name.split(".")[0] in ("acts", "grads")}) == 0)
+        see("NaN is found", count(spoilt("acts.logits", np.nan)) == 1)
+        see("Inf is found", count(spoilt("grads." + infinite, np.inf)) == 1)
+        see("one wrong gradient is found", count({wrong: good[wrong] * 1.001}) == 1)
+        see("a wrong loss is found", count({"loss": good["loss"] + 1e-4}) == 1)
+        see("a missing tensor is found", count({"acts." + missing: None}) == 1)
+        cut = good["acts." + missing][..., :1]
+        see("a wrong shape is found", count({"acts." + missing: cut}) == 1)
+        see("another parameter is found", count(spoilt("params." + other, to)) > 1)
+
+    def end(self):
+        """The exit code."""
+        print(f"self test: {self.failed} failed")
+        return 1 if self.failed else 0
+
+
+def self_test():
+    test = SelfTest()
+    see = test.see
     every = [Variant("quadratic", pre, post, act, causal) for act in CHOICES.activation
              for pre in CHOICES.prenorm for post in CHOICES.postnorm for causal in CHOICES.causal]
     for v in every:
@@ -431,29 +465,8 @@ def self_test():
     see("all targets ignored: loss 0", forward(p, inputs, inputs - 1, v)[1] == 0)
 
     good, meta = solve(*small_problem(), v), v._asdict()
-
-    def count(**changes):
-        tensors = {**good, **{name.replace("__", "."): x for name, x in changes.items()}}
-        tensors = {name: x for name, x in tensors.items() if x is not None}
-        return check_dump("a dump", tensors, meta, 1e-5, 1e-4, out=lambda line: None)
-
-    def spoilt(name, value):
-        x = good[name].copy()
-        x.flat[-1] = value
-        return x
-
-    see("a right dump passes", count() == 0)
-    see("in float32 too", count(**{name: good[name].astype(np.float32) for name in good
-                                   if name.split(".")[0] in ("acts", "grads")}) == 0)
-    see("NaN is found", count(acts__logits=spoilt("acts.logits", np.nan)) == 1)
-    see("Inf is found", count(grads__wpe=spoilt("grads.wpe", np.inf)) == 1)
-    see("one wrong gradient is found", count(grads__out_w=good["grads.out_w"] * 1.001) == 1)
-    see("a wrong loss is found", count(loss=good["loss"] + 1e-4) == 1)
-    see("a missing tensor is found", count(acts__o=None) == 1)
-    see("a wrong shape is found", count(acts__o=good["acts.o"][:1]) == 1)
-    see("another parameter is found", count(params__left_w=spoilt("params.left_w", 0.0)) > 1)
-    print(f"self test: {len(failed)} failed")
-    return 1 if failed else 0
+    test.dumps(check_dump, good, meta, "wpe", "out_w", "o", "left_w")
+    return test.end()
 
 
 def command_line(argv, doc, self_test, write_goldens, check_dump):

@@ -26,8 +26,8 @@ from collections import namedtuple
 
 import numpy as np
 
-from causalrn import (Trouble, command_line, cross_entropy, dump_check, dump_judge, dump_made,
-                      dump_problem, golden_write, sum_outer)
+from causalrn import (SelfTest, Trouble, command_line, cross_entropy, dump_check, dump_judge,
+                      dump_made, dump_problem, golden_write, sum_outer)
 
 Variant = namedtuple("Variant", "eigenvalues conv qk_silu heads")
 CHOICES = {"eigenvalues": ("nonneg", "signed"), "conv": ("no", "yes"), "qk-silu": ("no", "yes")}
@@ -304,13 +304,8 @@ def write_goldens(directory):
 # -----------------------------------------------------------------------------
 
 def self_test():
-    failed = []
-
-    def see(what, ok):
-        print(f"{'ok  ' if ok else 'FAIL'} {what}")
-        if not ok:
-            failed.append(what)
-
+    test = SelfTest()
+    see = test.see
     for v in every_variant(1) + every_variant(3):
         try:
             solve(*small_problem(v, T=4, C=6, L=1, V=5, seed=2), v)
@@ -328,26 +323,8 @@ def self_test():
         conv(x, np.array([[1.0, 10, 100, 1000]] * 2))[0, 2], x[0].T @ [10.0, 100, 1000]))
     v = Variant("signed", "yes", "no", 2)
     good, meta = solve(*small_problem(v), v), metadata_of(v)
-
-    def count(**changes):
-        tensors = {**good, **{name.replace("__", "."): x for name, x in changes.items()}}
-        tensors = {name: x for name, x in tensors.items() if x is not None}
-        return check_dump("a dump", tensors, meta, 1e-5, 1e-4, out=lambda line: None)
-
-    def spoilt(name, value):
-        x = good[name].copy()
-        x.flat[-1] = value
-        return x
-
-    see("a right dump passes", count() == 0)
-    see("NaN is found", count(acts__logits=spoilt("acts.logits", np.nan)) == 1)
-    see("Inf is found", count(grads__conv_w=spoilt("grads.conv_w", np.inf)) == 1)
-    see("one wrong gradient is found", count(grads__beta_w=good["grads.beta_w"] * 1.001) == 1)
-    see("a wrong loss is found", count(loss=good["loss"] + 1e-4) == 1)
-    see("a missing tensor is found", count(acts__o=None) == 1)
-    see("another parameter is found", count(params__norm_o_w=spoilt("params.norm_o_w", 0.0)) > 1)
-    print(f"self test: {len(failed)} failed")
-    return 1 if failed else 0
+    test.dumps(check_dump, good, meta, "conv_w", "beta_w", "o", "norm_o_w")
+    return test.end()
 
 
 if __name__ == "__main__":

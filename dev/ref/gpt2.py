@@ -25,9 +25,9 @@ from collections import namedtuple
 
 import numpy as np
 
-from causalrn import (Trouble, command_line, compare, cross_entropy, density, distribution,
-                      dump_check, dump_judge, dump_made, dump_problem, golden_write, normalize,
-                      normalize_backward, sum_outer)
+from causalrn import (SelfTest, Trouble, command_line, compare, cross_entropy, density,
+                      distribution, dump_check, dump_judge, dump_made, dump_problem, golden_write,
+                      normalize, normalize_backward, sum_outer)
 
 Variant = namedtuple("Variant", "model causal heads")
 MODELS, CAUSAL = ("gpt2", "transformer", "linear-transformer"), ("yes", "no")
@@ -267,13 +267,8 @@ def recurrence(qkv, v):
 
 
 def self_test():
-    failed = []
-
-    def see(what, ok):
-        print(f"{'ok  ' if ok else 'FAIL'} {what}")
-        if not ok:
-            failed.append(what)
-
+    test = SelfTest()
+    see = test.see
     for v in every_variant(1) + every_variant(3):
         try:
             solve(*small_problem(v, T=3, C=6, L=1, V=5, seed=2), v)
@@ -290,26 +285,8 @@ def self_test():
             np.allclose(one, qkv[:, :1, 24:], atol=0 if v.model != "linear-transformer" else 1e-4))
     v = Variant("gpt2", "yes", 2)
     good, meta = solve(*small_problem(v), v), {"model": "gpt2", "causal": "yes", "heads": "2"}
-
-    def count(**changes):
-        tensors = {**good, **{name.replace("__", "."): x for name, x in changes.items()}}
-        tensors = {name: x for name, x in tensors.items() if x is not None}
-        return check_dump("a dump", tensors, meta, 1e-5, 1e-4, out=lambda line: None)
-
-    def spoilt(name, value):
-        x = good[name].copy()
-        x.flat[-1] = value
-        return x
-
-    see("a right dump passes", count() == 0)
-    see("NaN is found", count(acts__logits=spoilt("acts.logits", np.nan)) == 1)
-    see("Inf is found", count(grads__wpe=spoilt("grads.wpe", np.inf)) == 1)
-    see("one wrong gradient is found", count(grads__out_w=good["grads.out_w"] * 1.001) == 1)
-    see("a wrong loss is found", count(loss=good["loss"] + 1e-4) == 1)
-    see("a missing tensor is found", count(acts__o=None) == 1)
-    see("another parameter is found", count(params__ln1_w=spoilt("params.ln1_w", 0.0)) > 1)
-    print(f"self test: {len(failed)} failed")
-    return 1 if failed else 0
+    test.dumps(check_dump, good, meta, "wpe", "out_w", "o", "ln1_w")
+    return test.end()
 
 
 if __name__ == "__main__":

@@ -27,8 +27,8 @@ from collections import namedtuple
 
 import numpy as np
 
-from causalrn import (Trouble, command_line, cross_entropy, dump_check, dump_judge, dump_made,
-                      dump_problem, golden_write, sum_outer)
+from causalrn import (SelfTest, Trouble, command_line, cross_entropy, dump_check, dump_judge,
+                      dump_made, dump_problem, golden_write, sum_outer)
 
 Variant = namedtuple("Variant", "eigenvalues window state rank hidden")
 CHOICES = {"eigenvalues": ("nonneg", "signed")}
@@ -294,13 +294,8 @@ def carried(x, dt, bc, A, skip, v):
 
 
 def self_test():
-    failed = []
-
-    def see(what, ok):
-        print(f"{'ok  ' if ok else 'FAIL'} {what}")
-        if not ok:
-            failed.append(what)
-
+    test = SelfTest()
+    see = test.see
     rng = np.random.default_rng(3)
     for v in every_variant():
         try:
@@ -318,32 +313,14 @@ def self_test():
         conv(x, np.array([[1.0, 10, 100, 1000]] * 2), 5.0)[0, 2], 5 + x[0].T @ [10.0, 100, 1000]))
     v = every_variant()[2]
     good, meta = solve(*small_problem(v), v), metadata_of(v)
-
-    def count(**changes):
-        tensors = {**good, **{name.replace("__", "."): x for name, x in changes.items()}}
-        tensors = {name: x for name, x in tensors.items() if x is not None}
-        return check_dump("a dump", tensors, meta, 1e-5, 1e-4, out=lambda line: None)
-
-    def spoilt(name, value):
-        x = good[name].copy()
-        x.flat[-1] = value
-        return x
-
-    see("a right dump passes", count() == 0)
-    see("NaN is found", count(acts__logits=spoilt("acts.logits", np.nan)) == 1)
-    see("Inf is found", count(grads__conv_w=spoilt("grads.conv_w", np.inf)) == 1)
-    see("one wrong gradient is found", count(grads__A_log=good["grads.A_log"] * 1.001) == 1)
-    see("a wrong loss is found", count(loss=good["loss"] + 1e-4) == 1)
-    see("a missing tensor is found", count(acts__y=None) == 1)
-    see("another parameter is found", count(params__dt_b=spoilt("params.dt_b", 1.0)) > 1)
+    test.dumps(check_dump, good, meta, "conv_w", "A_log", "y", "dt_b", to=1.0)
     try:
         meta["window"] = "3"
-        count()
+        check_dump("a dump", good, meta, 1e-5, 1e-4, out=lambda line: None)
         see("another window is found", False)
     except Trouble:
         see("another window is found", True)
-    print(f"self test: {len(failed)} failed")
-    return 1 if failed else 0
+    return test.end()
 
 
 if __name__ == "__main__":

@@ -28,8 +28,8 @@ from collections import namedtuple
 
 import numpy as np
 
-from causalrn import (Trouble, command_line, cross_entropy, dump_check, dump_judge, dump_made,
-                      dump_problem, golden_write, sum_outer)
+from causalrn import (SelfTest, Trouble, command_line, cross_entropy, dump_check, dump_judge,
+                      dump_made, dump_problem, golden_write, sum_outer)
 
 Variant = namedtuple("Variant", "key conv augment scale heads tau")
 CHOICES = {"key": ("tied", "free"), "conv": ("0", "2", "4"), "augment": ("no", "yes"),
@@ -326,13 +326,8 @@ def write_goldens(directory):
 # -----------------------------------------------------------------------------
 
 def self_test():
-    failed = []
-
-    def see(what, ok):
-        print(f"{'ok  ' if ok else 'FAIL'} {what}")
-        if not ok:
-            failed.append(what)
-
+    test = SelfTest()
+    see = test.see
     for choices in VARIANTS:
         for n, tau in ((1, 16.0), (3, 2.0)):
             v = Variant(*choices, n, tau)
@@ -353,26 +348,8 @@ def self_test():
         convolved(x, np.array([[10.0, 100]] * 2))[0, 1:], 10 * x[0, :2] + 100 * x[0, 1:]))
     v = Variant("free", "4", "yes", "yes", 2, 16.0)
     good, meta = solve(*small_problem(v), v), metadata_of(v)
-
-    def count(**changes):
-        tensors = {**good, **{name.replace("__", "."): x for name, x in changes.items()}}
-        tensors = {name: x for name, x in tensors.items() if x is not None}
-        return check_dump("a dump", tensors, meta, 1e-5, 1e-4, out=lambda line: None)
-
-    def spoilt(name, value):
-        x = good[name].copy()
-        x.flat[-1] = value
-        return x
-
-    see("a right dump passes", count() == 0)
-    see("NaN is found", count(acts__logits=spoilt("acts.logits", np.nan)) == 1)
-    see("Inf is found", count(grads__conv_w=spoilt("grads.conv_w", np.inf)) == 1)
-    see("one wrong gradient is found", count(grads__aug_w=good["grads.aug_w"] * 1.001) == 1)
-    see("a wrong loss is found", count(loss=good["loss"] + 1e-4) == 1)
-    see("a missing tensor is found", count(acts__o=None) == 1)
-    see("another parameter is found", count(params__a_w=spoilt("params.a_w", 0.0)) > 1)
-    print(f"self test: {len(failed)} failed")
-    return 1 if failed else 0
+    test.dumps(check_dump, good, meta, "conv_w", "aug_w", "o", "a_w")
+    return test.end()
 
 
 if __name__ == "__main__":

@@ -69,7 +69,8 @@ run: train_causalrn
 	python3 dev/plot.py "$$run" --out "$$run/loss.png" --optional || \
 	echo "no picture: it needs python3 and matplotlib"
 
-# Tests: fp32 and, for the architectures, double.
+# Tests: fp32 and, for the architectures, double. Compiling them takes as long as running them.
+CORES := $(shell nproc 2>/dev/null || echo 2)
 TESTS := $(patsubst test_%.c,%,$(wildcard test_*.c))
 DOUBLES := $(filter $(TESTS),$(MODELS))
 TEST_BINARIES := $(TESTS:%=$(OUT)/test_%) $(DOUBLES:%=$(OUT)/test_%_double)
@@ -77,7 +78,8 @@ $(OUT)/test_%_double: test_%.c train_%.c $(HEADERS) | $(OUT)
 	$(CC) $(ALL_CFLAGS) $(WARN) -DREAL_IS_DOUBLE $< -o $@ -lm
 $(OUT)/test_%: test_%.c $(HEADERS) $(wildcard train_*.c) dev/diff.c | $(OUT)
 	$(CC) $(ALL_CFLAGS) $(WARN) $< -o $@ -lm
-test: cpu $(TEST_BINARIES)
+test:
+	@$(MAKE) --no-print-directory -j$(CORES) cpu $(TEST_BINARIES)
 	@bash dev/run_tests.sh $(TEST_BINARIES) $(MODELS:%="env TRAIN=./train_% ./test_cli.sh")
 test-long: cpu $(TEST_BINARIES)
 	@bash dev/run_tests.sh $(DOUBLES:%="$(OUT)/test_% long")

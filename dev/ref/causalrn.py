@@ -97,6 +97,19 @@ def normalize_backward(dz, z, r):
     return r * (dz - dz.mean(-1, keepdims=True) - z * (dz * z).mean(-1, keepdims=True))
 
 
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def silu(x):
+    return x * sigmoid(x)
+
+
+def silu_derivative(x):
+    p = sigmoid(x)
+    return p + x * p * (1 - p)
+
+
 def density(x):
     return np.exp(-x * x / 2) / math.sqrt(2 * math.pi)
 

@@ -27,7 +27,8 @@ from collections import namedtuple
 import numpy as np
 
 from causalrn import (SelfTest, Trouble, command_line, cross_entropy, dump_check, dump_judge,
-                      dump_made, dump_problem, golden_write, sum_outer)
+                      dump_made, dump_problem, golden_write, sigmoid, silu, silu_derivative,
+                      sum_outer)
 
 Variant = namedtuple("Variant", "eigenvalues conv qk_silu heads")
 CHOICES = {"eigenvalues": ("nonneg", "signed"), "conv": ("no", "yes"), "qk-silu": ("no", "yes")}
@@ -43,19 +44,6 @@ def params_of(v):
 
 # -----------------------------------------------------------------------------
 # the pieces. Every forward function also takes complex numbers: see complex_step
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def silu(x):
-    return x * sigmoid(x)
-
-
-def silu_derivative(x):
-    p = sigmoid(x)
-    return p + x * p * (1 - p)
-
 
 def norm(x, weight):
     return x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS) * weight

@@ -30,8 +30,8 @@ from collections import namedtuple
 import numpy as np
 
 from causalrn import (SelfTest, Trouble, command_line, cross_entropy, dump_check, dump_judge,
-                      dump_made, dump_problem, golden_write, read_safetensors, sum_outer,
-                      write_safetensors)
+                      dump_made, dump_problem, golden_write, read_safetensors, sigmoid, silu,
+                      silu_derivative, sum_outer, write_safetensors)
 
 Variant = namedtuple("Variant", "transition wiring proj_bias head_bias head_size gn_groups")
 CHOICES = {"transition": ("sep", "sep-relu", "cart", "real-pos", "real-signed", "stable-exp",
@@ -60,19 +60,6 @@ def parts(v):
 
 # -----------------------------------------------------------------------------
 # the pieces. Every forward function also takes complex numbers: see complex_step
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def silu(x):
-    return x * sigmoid(x)
-
-
-def silu_derivative(x):
-    p = sigmoid(x)
-    return p + x * p * (1 - p)
-
 
 ROOT = math.sqrt(2 / math.pi)
 

@@ -29,7 +29,8 @@ from collections import namedtuple
 import numpy as np
 
 from causalrn import (SelfTest, Trouble, command_line, cross_entropy, dump_check, dump_judge,
-                      dump_made, dump_problem, golden_write, sum_outer)
+                      dump_made, dump_problem, golden_write, sigmoid, silu, silu_derivative,
+                      sum_outer)
 
 Variant = namedtuple("Variant", "key conv augment scale heads tau")
 CHOICES = {"key": ("tied", "free"), "conv": ("0", "2", "4"), "augment": ("no", "yes"),
@@ -48,19 +49,6 @@ def params_of(v):
 
 # -----------------------------------------------------------------------------
 # the pieces. Every forward function also takes complex numbers: see complex_step
-
-def sigmoid(x):
-    return 1 / (1 + np.exp(-x))
-
-
-def silu(x):
-    return x * sigmoid(x)
-
-
-def silu_derivative(x):
-    p = sigmoid(x)
-    return p + x * p * (1 - p)
-
 
 def norm(x, eps=1e-8):
     c = x - x.mean(-1, keepdims=True)

@@ -305,7 +305,7 @@ static void refused(const char *text, const char *part)
     expect_die(parse, (void *)text, EXIT_USAGE, part);
 }
 
-// accepted_by, accepted: one check that the command line is fine and the configuration holds `part`.
+// accepted_by, accepted: one check that a command line is fine and its configuration holds `part`.
 static void accepted_by(void (*parser)(void *), const char *text, const char *part)
 {
     Outcome out = run_child(parser, (void *)text);
@@ -321,7 +321,8 @@ static void accepted(const char *text, const char *part)
 // test_options_accepted: values, both ways to write them, presets under what the user typed.
 static void test_options_accepted(void)
 {
-    accepted("", "size=16 count=7 rate=0.001 balance=0 seed=1 kind=green out= force=0 task= preset= ");
+    accepted("", "size=16 count=7 rate=0.001 balance=0 seed=1 kind=green out= force=0 task= "
+                 "preset= ");
     accepted("--size 5 --seed=3", "size=5 count=7 rate=0.001 balance=0 seed=3 ");
     accepted("--size=1 --count -5 --balance -1", "size=1 count=-5 rate=0.001 balance=-1 ");
     accepted("--size 1048576 --count 1000000000 --balance 1.0", "size=1048576 count=1000000000 ");

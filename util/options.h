@@ -298,8 +298,8 @@ static inline void options_help(const Options *options, const Preset *presets, c
             printf(" [%s]", o->def);
         printf("\n");
     }
-    printf("\nPresets (--preset NAME; other options given override it; \"small\", if it is there, is "
-           "what\nruns without --task and --preset):\n");
+    printf("\nPresets (--preset NAME; other options given override it; \"small\", where there is\n"
+           "one, runs without --task and --preset):\n");
     for (const Preset *p = presets; p && p->name; p++) {
         char text[64] = "";
         options_reset(options);

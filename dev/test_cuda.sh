@@ -607,7 +607,7 @@ mamba_noncausal() {
 
 start=$(date +%s)
 tokens >"$work/tokens.bin"
-if [[ $model == deltanet || $model == gateloop ]]; then # it rounds what the GPU stores in bf16
+if [[ $model == deltanet || $model == gateloop || $model == mamba ]]; then # it rounds what the GPU stores in bf16
     export ROUNDED=build/rounded_$model
     python3 dev/rounded.py "train_$model.c" $ROUNDED.c &&
         gcc -std=gnu11 -O3 -march=native -fno-math-errno -fopenmp-simd -fopenmp -I. $ROUNDED.c \

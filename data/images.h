@@ -110,7 +110,7 @@ static inline void images_size(Images *im)
     if (!train || !test)
         die(EXIT_DATA, "--images %s: need 1 image to train on and 1 to evaluate on, have %llu and "
             "%llu", im->path, (unsigned long long)train, (unsigned long long)test);
-    if (train > held || test > held || train + test != held || rest)
+    if (train > held || train + test != held || rest) // a sum that wraps has two large parts
         die(EXIT_DATA, "--images %s: its header says %llu + %llu images of %zu bytes with their "
             "labels; the file holds %zu, and %zu bytes more\nhint: the file is cut off, or damaged",
             im->path, (unsigned long long)train, (unsigned long long)test, each, held, rest);

@@ -64,7 +64,7 @@ def take(f, n, path, what):
 
 
 def at_end(f, path):
-    """Nothing follows; this is also where gzip and zip compare their checksums."""
+    """Nothing follows; this is also where gzip compares its checksum."""
     with reading(path):
         if f.read(1):
             raise Trouble(f"{path}: expected its end, got more bytes than its header says")
@@ -194,8 +194,6 @@ def npz_part(path):
                 labels = take(g, k * int(dtype[2]), f"{path}: Y.npy", "labels")
                 yield (struct.unpack(f"{order}{k}{code}", labels),
                        take(f, k * math.prod(shape[1:]), f"{path}: X.npy", "pixels"))
-            at_end(f, f"{path}: X.npy")
-            at_end(g, f"{path}: Y.npy")
 
     return Part(path, shape[0], tuple(shape[1:]), pieces)
 
@@ -364,11 +362,13 @@ class Tests:
             self.ends(what, code, words, "idx", self.out, "--train", *paths, "--test",
                       self.put("bad-i", image_data), self.put("bad-l", label_data))
 
-        for what, pack in (("plain", bytes), ("gzip", gzip.compress)):
-            bad(f"{what}: a byte less", "bad-i: ", pack(images[:-1]), names)
-            bad(f"{what}: a byte more", "bad-i: ", pack(images + b"x"), names)
-            bad(f"{what}: labels cut off", "bad-l: ", images, pack(names[:-1]))
-            bad(f"{what}: labels and more", "bad-l: ", images, pack(names + b"x"))
+        for what, pack, less, more in (
+                ("plain", bytes, "its header says", "its header says"),
+                ("gzip", gzip.compress, "bytes more, got", "expected its end")):
+            bad(f"{what}: a byte less", less, pack(images[:-1]), names)
+            bad(f"{what}: a byte more", more, pack(images + b"x"), names)
+            bad(f"{what}: labels cut off", less, images, pack(names[:-1]))
+            bad(f"{what}: labels and more", more, images, pack(names + b"x"))
             bad(f"{what}: a header cut off", "bad-i: header: expected 12", pack(images[:9]), names)
             bad(f"{what}: 2^32 - 1 images", "bad-", pack(images[:4] + b"\xff" * 4 + images[8:]),
                 pack(names[:4] + b"\xff" * 4 + names[8:]))
@@ -411,6 +411,11 @@ class Tests:
         self.written("CIFAR-10 of two files", ("cifar10", self.out, "--train", a, b, "--test", b,
                      *given), (32, 32, 3), (3, 1), labels + labels[2:], pixels + pixels[6144:],
                      numbers)
+        first = [[x / 255 for x in pixels[c:2 * 3072:3]] for c in range(3)]
+        mean = [sum(xs) / 2048 for xs in first]
+        spread = [math.sqrt(sum((x - m) ** 2 for x in xs) / 2048) for xs, m in zip(first, mean)]
+        self.written("CIFAR-10, measured", ("cifar10", self.out, "--train", a, "--test", b),
+                     (32, 32, 3), (2, 1), labels, pixels, [*mean, 0, *spread, 0])
         for what, bad in (("a byte less", data[:-1]), ("a byte more", data + b"x"),
                           ("nothing", b""), ("gzip", gzip.compress(data))):
             self.ends(f"CIFAR-10: {what}", 3, "expected records of 3073 bytes", "cifar10", self.out,

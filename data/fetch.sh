@@ -12,6 +12,7 @@
 #
 # Exit codes: 0 there it is, 2 usage, 3 files, network, or data that are not what they should be.
 set -u
+caller=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
 
 # fail CODE TEXT [HINT]: an error line, a hint, and the end
@@ -35,6 +36,7 @@ begin() {
     [ $# -le 1 ] || fail 2 "expected at most one argument, the directory to write to, got $#"
     case ${1:-} in -*) fail 2 "$1: expected a directory to write to, got an option" ;; esac
     dir=${1:-corpora}
+    case $dir in /*) ;; *) [ -z "${1:-}" ] || [ "$caller" = "$PWD" ] || dir=$caller/$dir ;; esac
     local said
     said=$(mkdir -p "$dir" 2>&1) || fail 3 "$dir: cannot make the directory: ${said##*: }"
 }

@@ -103,6 +103,12 @@ check "what has come is kept" [ "$(wc -c <"$got.part")" = 1000 ]
 rm "$got.part"
 check "no part is left" [ -z "$(ls "$tmp/a")" ]
 
+here=$PWD
+mkdir "$tmp/elsewhere" && cd "$tmp/elsewhere" || exit 3
+check "a directory beside the caller" bash "$here/data/tinyshakespeare.sh" "the texts"
+same "$tmp/elsewhere/the texts/tinyshakespeare.txt" "$text"
+cd "$here" || exit 3
+
 # ---- a server that cannot go on in the middle of a file
 
 python3 -u -m http.server 0 --bind 127.0.0.1 --directory "$web" >"$tmp/port" 2>"$tmp/log" &

@@ -391,8 +391,8 @@ static inline double bench_yardstick(const BenchCase *c, int reps)
     return gbs;
 }
 
-// bench_kernel: check one kernel on one case, three runs of it if check_only, one if time_only, else
-// 20, all to the same bits; unless check_only, time it. 1 if it failed.
+// bench_kernel: check one kernel on one case, three runs of it if check_only, one if time_only,
+// else 20, all to the same bits; unless check_only, time it. 1 if it failed.
 static inline int bench_kernel(const BenchCase *c, const BenchKernel *k, const BenchOptions *opt,
                                double copy_gbs)
 {
@@ -401,7 +401,8 @@ static inline int bench_kernel(const BenchCase *c, const BenchKernel *k, const B
     bench_run(c, k);
     int ok = bench_check(c, &error, 0);
     unsigned long long bits = bench_bits(c);
-    for (int r = 2; r <= (opt->check_only ? 3 : opt->time_only ? 1 : 20) && ok; r++) {
+    const int runs = opt->check_only ? 3 : opt->time_only ? 1 : 20;
+    for (int r = 2; r <= runs && ok; r++) {
         bench_run(c, k);
         if (bench_bits(c) != bits)
             ok = 0, printf("  run %d differs in its bits from the first\n", r);

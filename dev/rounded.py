@@ -87,14 +87,15 @@ GATELOOP = {
     "model_backward": {
         "matmul_backward(": MATMUL["matmul_backward("],
         "layernorm_backward(": ("", "rounded({0}, N * C);")}}
+WITHOUT = "for (size_t i = 0; i < N * H; i++) k.raw[i]"
 MAMBA = {
     "block_forward": {
         "rmsnorm_forward(": ("", "rounded({0}, {3} * ({4}));"),
         "matmul_forward(": MATMUL["matmul_forward("],
         "silu_forward(": ("", "rounded({0}, {2});"),
-        "matmul_forward(k.raw": ("", "for (size_t i = 0; i < N * H; i++) k.raw[i] -= p.dt_b[i % H]; "
-                                 "rounded(k.raw, N * H); " # stored without its bias
-                                 "for (size_t i = 0; i < N * H; i++) k.raw[i] += p.dt_b[i % H];"),
+        # stored without its bias
+        "matmul_forward(k.raw": ("", f"{WITHOUT} -= p.dt_b[i % H]; rounded(k.raw, N * H); "
+                                     f"{WITHOUT} += p.dt_b[i % H];"),
         "gate_forward(": ("", "rounded({0}, {3} * {4});"),
         "matmul_forward(next": ("", "")},
     "model_forward": {

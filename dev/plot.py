@@ -444,32 +444,37 @@ def ticks(axes, xs):
 
 
 def draw_models(plt, names, table, args):
-    """A panel for each column of numbers, a line in it for each label; names stand side by side,
-    the labels' marks beside each other, without lines."""
+    """A panel for each column of numbers, a line in it for each label, over a logarithmic x if all
+    are above 0; names stand side by side, the labels' marks beside each other, without lines."""
     n, named = len(names) - 1, isinstance(table[0][1], str)
     figure, axes = plt.subplots(1, n, figsize=((5.6 if named else 4.2) * n ** 0.85, 3.7),
                                 squeeze=False, layout="constrained",
                                 sharey=args.ylim is not None)
     labels_of, xs = list(dict.fromkeys(row[0] for row in table)), [row[1] for row in table]
     places = {x: i for i, x in enumerate(dict.fromkeys(xs))}
+    marked = named or min(xs) > 0
     for column, a in enumerate(axes[0]):
         for i, label in enumerate(labels_of):
             aside = 0.7 * (i + 0.5) / len(labels_of) - 0.35
             points = [(places[x] + aside if named else x, ys[column])
                       for of, x, ys in table if of == label and not math.isnan(ys[column])]
             a.plot(*zip(*points) if points else ([], []), color=COLOURS[i % len(COLOURS)],
-                   label=label, marker="osD^vP*Xh"[i % 9], markersize=4, linewidth=1.2,
+                   label=label, marker="osD^vP*Xh"[i % 9] if marked else None, markersize=4,
+                   linewidth=1.2,
                    fillstyle="full" if i < len(COLOURS) else "none",
                    linestyle="none" if named else DASHES[i // len(COLOURS) % len(DASHES)])
         if args.logy:
             a.set_yscale("log")
             plain(a.yaxis)
+        if args.xlim:
+            a.set_xlim(args.xlim)
         if args.ylim:
             a.set_ylim(args.ylim)
         if named:
             a.set_xticks(range(len(places)), places, fontsize=8)
         else:
-            ticks(a, xs)
+            if marked:
+                ticks(a, xs)
             a.set_xlabel(args.xlabel or names[0])
         a.minorticks_off()
         a.set_title(names[column + 1], fontsize=9)

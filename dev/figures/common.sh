@@ -226,6 +226,12 @@ curve() {
     done
 }
 
+# scaled CURVE SEED: of its evaluation at its end, from data/lengths-*; nothing without data.
+scaled() {
+    sed -nE 's/^# RESULT .* scaled=(-?[0-9.]+) .*/\1/p' \
+        "$FIGURES/data/lengths-$FIGURE-$1-seed$2.csv" 2>/dev/null
+}
+
 # first N WORDS...: the first N of them.
 first() { echo "${@:2:$1}"; }
 

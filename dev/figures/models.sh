@@ -4,20 +4,25 @@
 # GPT2: the trainers are ./train_X$SUFFIX, SUFFIX=_gpu. --full, for larger cells, sets FULL.
 #
 # Two blocks of [mixer, MLP], C channels wide; the head has its own matrix. The mixer, its norms,
-# first weights and MLP are each architecture's own. A mixer and GELU MLP of 4 C have 12 C^2
-# weights; a SwiGLU MLP has H = 8/3 C, which comes to the same; what has no MLP has four layers, of
-# H = 2 C. Numbers in the memory of a sequence, all layers, without windows of convolutions:
+# first weights and MLP are each architecture's own: a GELU MLP of 4 C where it has one, a SwiGLU
+# MLP of H = 8/3 C, as many weights, where it has that, and four layers of H = 2 C in place of two
+# blocks where it has none. Weights besides embeddings and head, thousands at C = 64 and 128; numbers
+# of a sequence's memory, all layers, without windows of convolutions:
 #
-#   model               mixer, MLP                                     weights  memory
-#   transformer         one head, GELU 4 C, positions                  24 C^2   4 T C
-#   linear-transformer  the same                                       24 C^2   2 C^2
-#   causalrn            four layers of H = 2 C, no MLP, positions      24 C^2   8 T C
-#   linear-causalrn     the same                                       24 C^2   8 C
-#   deltanet            two heads, eigenvalues in [0,1], SwiGLU        24 C^2   C^2
-#   gateloop            four heads, complex, GELU 4 C                  30 C^2   C^2
-#   metala              two heads, K = C, convolution of 2, SwiGLU     26 C^2   C^2
-#   gla                 the same with keys of their own                26 C^2   C^2
-#   mamba               four layers of H = 2 C, 16 states, [0,1]       25 C^2   128 C
+#   model               mixer, MLP                                      weights   memory
+#   transformer         one head, positions, GELU                       99   394  4 T C
+#   linear-transformer  the same                                        99   394  2 C^2
+#   causalrn            four layers, positions, no MLP                  99   395  8 T C
+#   linear-causalrn     the same                                        99   395  8 C
+#   deltanet            two heads, eigenvalues in [0,1], SwiGLU         99   400  C^2
+#   gateloop            four heads, complex numbers, GELU              133   504  C^2
+#   metala              two heads, DK = DV, convolution of 2, SwiGLU   106   429  C^2
+#   gla                 the same with keys of its own                  110   437  C^2
+#   mamba               four layers, 16 states, in [0,1], no MLP       131   466  128 C
+#
+# Decay is on what each trainer decays: all of DeltaNet's and MetaLA's weights, Mamba's but three,
+# no gains, biases or N(0,1) embeddings of the others. A head reads every position, though those
+# without a target have no loss: the same gradient, more time.
 #
 # From the environment, besides common.sh's: MODELS="metala mamba", CHANNELS="64 128".
 FULL=
@@ -71,8 +76,8 @@ model() {
     shape+=(--channels "$C")
 }
 
-# recall PROBLEM C LR OPTIONS...: the curve MODEL.PROBLEM.C.LR of each of MODELS: at most STEPS steps,
-# 5% of them warm-up, then a cosine to 0; the run stops where a training batch is 99% right.
+# recall PROBLEM C LR OPTIONS...: the curve MODEL.PROBLEM.C.LR of each of MODELS: at most STEPS
+# steps, 5% of them warm-up, then a cosine to 0; it stops where a training batch is 99% right.
 recall() {
     local problem=$1 C=$2 lr=$3 name
     shift 3

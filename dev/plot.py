@@ -389,8 +389,10 @@ def read_columns(path):
         with open(path, encoding="utf-8") as f:
             names, *rows = [line.split(",") for line in f.read().split("\n")
                             if line and not line.startswith("#")]
-    except (OSError, UnicodeDecodeError, ValueError) as e:
-        raise Trouble(f"{path}: expected a header and rows: {e}")
+    except (OSError, UnicodeDecodeError) as e:
+        raise Trouble(f"{path}: cannot read it: {getattr(e, 'strerror', None) or e}")
+    except ValueError:
+        raise Trouble(f"{path}: expected a header and rows, got nothing")
     labelled = names[0] in ("model", "curve")
     if len(names) < 2 + labelled or any(len(row) != len(names) for row in rows) or not rows:
         raise Trouble(f"{path}: expected a header of two or more columns, and as many in each row")
@@ -419,8 +421,9 @@ def draw_columns(plt, args):
     names, table = read_columns(args.runs[0])
     if table[0][0]:
         return draw_models(plt, names, table, args)
-    if len(names) != 3 or isinstance(table[0][1], str):
-        raise Trouble(f"{args.runs[0]}: expected three columns of numbers, got {len(names)}")
+    if len(names) != 3 or isinstance(table[0][1], str) or \
+            any(math.isnan(y) for *_, ys in table for y in ys):
+        raise Trouble(f"{args.runs[0]}: expected three columns of numbers, or first one called model")
     xs, columns = [x for _, x, _ in table], list(zip(*(ys for _, _, ys in table)))
     figure, left = plt.subplots(figsize=(5.6, 3.5), layout="constrained")
     for axes, name, ys, colour in zip((left, left.twinx()), names[1:], columns, COLOURS):

@@ -423,7 +423,7 @@ def draw_columns(plt, args):
         return draw_models(plt, names, table, args)
     if len(names) != 3 or isinstance(table[0][1], str) or \
             any(math.isnan(y) for *_, ys in table for y in ys):
-        raise Trouble(f"{args.runs[0]}: expected three columns of numbers, or first one called model")
+        raise Trouble(f"{args.runs[0]}: expected three columns of numbers, or one called model")
     xs, columns = [x for _, x, _ in table], list(zip(*(ys for _, _, ys in table)))
     figure, left = plt.subplots(figsize=(5.6, 3.5), layout="constrained")
     for axes, name, ys, colour in zip((left, left.twinx()), names[1:], columns, COLOURS):

@@ -118,8 +118,9 @@ test-cuda: cpu cuda
 endif
 test-emulated: cpu
 	@bash dev/emulate/test.sh $(CUDA_MODELS)
+FIGURES := $(filter-out %/common.sh %/models.sh,$(wildcard dev/figures/*.sh))
 figures:
-	@for f in $(filter-out %/common.sh,$(wildcard dev/figures/*.sh)); do bash $$f || exit 1; done
+	@for f in $(FIGURES); do env -u FIGURES bash $$f || exit 1; done
 
 clean:
 	rm -rf $(OUT) $(MODELS:%=train_%) train_*_gpu train_*_gpu_fp32

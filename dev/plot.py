@@ -11,7 +11,8 @@
     plot.py RUN --thin 10 --out small.csv  a copy with every 10th training row, for committing
     plot.py FILE... --x tokens --y acc     accuracy by tokens read, files of a trainer's --curve;
                                            with --table best and median of a label's runs
-    plot.py TABLE.csv --columns            the second and the third column over the first
+    plot.py TABLE.csv --columns            the second and the third column over the first; a first
+                                           column called model: lines, a panel for each other column
 
 A log is `#` lines (configuration), the header step,split,loss,acc,lr,grad_norm,ms,tokens_per_s, and
 rows. `--x seconds` adds up the ms of the training steps; where a log has no row for a step, the ms
@@ -302,6 +303,12 @@ def option_value(s, args, run):
                       f"got {text}")
 
 
+def plain(axis):
+    """Ticks of a logarithmic axis at 1, 2, 5, 10, ..., without exponents."""
+    axis.set_major_locator(axis.get_major_locator().__class__(subs=(1, 2, 5)))
+    axis.set_major_formatter("{x:g}")
+
+
 def draw_points(axes, args):
     """A mark for each run, a line through each label's medians. Runs that never came to 99% stand
     above the line of the steps they had."""
@@ -344,8 +351,7 @@ def draw_points(axes, args):
     axes.set_xscale("log", base=2)
     axes.set_xticks(sorted(ticks), [f"{x:g}" for x in sorted(ticks)])
     if args.logy:
-        axes.yaxis.set_major_locator(axes.yaxis.get_major_locator().__class__(subs=(1, 2, 5)))
-        axes.yaxis.set_major_formatter("{x:g}")
+        plain(axes.yaxis)
     axes.minorticks_off()
     axes.set_xlim(min(ticks) / 1.4, max(ticks) * 1.4)
     if args.y == "first_99" and not args.logy:
@@ -376,31 +382,112 @@ def draw_vlines(axes, args):
                       textcoords="offset points", fontsize=8, color="0.35")
 
 
-def draw_columns(plt, args):
-    """The picture of a CSV with a header and three columns: the second on the left axis, the third
-    on the right one, both from 0 up; the first, x, logarithmic."""
-    if len(args.runs) != 1:
-        raise Misuse(f"--columns: expected one file, got {len(args.runs)}")
+def read_columns(path):
+    """(names, rows) of a CSV with a header: of each row its label ("" where the first column is x,
+    else what is in it), x, and the numbers after it; an empty field is nan."""
     try:
-        with open(args.runs[0], encoding="utf-8") as f:
+        with open(path, encoding="utf-8") as f:
             names, *rows = [line.split(",") for line in f.read().split("\n")
                             if line and not line.startswith("#")]
-        xs, *columns = zip(*(tuple(map(finite, row)) for row in rows))
-    except (OSError, ValueError) as e:
-        raise Trouble(f"{args.runs[0]}: expected a header and rows of numbers: {e}")
-    if len(names) != 3 or len(columns) != 2:
-        raise Trouble(f"{args.runs[0]}: expected three columns, got {len(names)}")
+    except (OSError, UnicodeDecodeError) as e:
+        raise Trouble(f"{path}: cannot read it: {getattr(e, 'strerror', None) or e}")
+    except ValueError:
+        raise Trouble(f"{path}: expected a header and rows, got nothing")
+    labelled = names[0] in ("model", "curve")
+    if len(names) < 2 + labelled or any(len(row) != len(names) for row in rows) or not rows:
+        raise Trouble(f"{path}: expected a header of two or more columns, and as many in each row")
+    table = []
+    for row in rows:
+        label, x, *ys = row if labelled else [""] + row
+        try:
+            x = finite(x)
+        except ValueError:  # a name
+            pass
+        try:
+            table.append((label, x, [finite(y) if y else math.nan for y in ys]))
+        except ValueError:
+            raise Trouble(f"{path}: expected numbers after x, got {','.join(row)}")
+    if len({type(x) for _, x, _ in table}) > 1:
+        raise Trouble(f"{path}: {names[labelled]}: expected numbers or names, got both")
+    return names[labelled:], table
+
+
+def draw_columns(plt, args):
+    """The picture of a CSV of columns: x, logarithmic, and two others, on the left and the right
+    axis, both from 0 up; or, where the first is called model, its lines, a panel for each column
+    after x, which may be names."""
+    if len(args.runs) != 1:
+        raise Misuse(f"--columns: expected one file, got {len(args.runs)}")
+    names, table = read_columns(args.runs[0])
+    if table[0][0]:
+        return draw_models(plt, names, table, args)
+    if len(names) != 3 or isinstance(table[0][1], str) or \
+            any(math.isnan(y) for *_, ys in table for y in ys):
+        raise Trouble(f"{args.runs[0]}: expected three columns of numbers, or one called model")
+    xs, columns = [x for _, x, _ in table], list(zip(*(ys for _, _, ys in table)))
     figure, left = plt.subplots(figsize=(5.6, 3.5), layout="constrained")
     for axes, name, ys, colour in zip((left, left.twinx()), names[1:], columns, COLOURS):
         axes.plot(xs, ys, color=colour, marker="o", markersize=3, linewidth=1.2)
         axes.set_ylabel(name, color=colour)
         axes.set_ylim(0, 1.25 * max(ys))
         axes.spines["top"].set_visible(False)
-    left.set_xscale("log", base=2)
-    left.set_xticks(xs, [f"{x:g}" for x in xs], fontsize=7)
-    left.minorticks_off()
+    ticks(left, xs)
     left.grid(True, color="0.9", linewidth=0.6)
     left.set_xlabel(names[0])
+    if args.title:
+        figure.suptitle(args.title, fontsize=10)
+    return figure
+
+
+def ticks(axes, xs):
+    """A logarithmic x axis with a tick at each x."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(set(xs)), [f"{x:g}" for x in sorted(set(xs))], fontsize=7)
+    axes.minorticks_off()
+
+
+def draw_models(plt, names, table, args):
+    """A panel for each column of numbers, a line in it for each label, over a logarithmic x if all
+    are above 0; names stand side by side, the labels' marks beside each other, without lines."""
+    n, named = len(names) - 1, isinstance(table[0][1], str)
+    figure, axes = plt.subplots(1, n, figsize=((5.6 if named else 4.2) * n ** 0.85, 3.7),
+                                squeeze=False, layout="constrained",
+                                sharey=args.ylim is not None)
+    labels_of, xs = list(dict.fromkeys(row[0] for row in table)), [row[1] for row in table]
+    places = {x: i for i, x in enumerate(dict.fromkeys(xs))}
+    marked = named or min(xs) > 0
+    for column, a in enumerate(axes[0]):
+        for i, label in enumerate(labels_of):
+            aside = 0.7 * (i + 0.5) / len(labels_of) - 0.35
+            points = [(places[x] + aside if named else x, ys[column])
+                      for of, x, ys in table if of == label and not math.isnan(ys[column])]
+            a.plot(*zip(*points) if points else ([], []), color=COLOURS[i % len(COLOURS)],
+                   label=label, marker="osD^vP*Xh"[i % 9] if marked else None, markersize=4,
+                   linewidth=1.2,
+                   fillstyle="full" if i < len(COLOURS) else "none",
+                   linestyle="none" if named else DASHES[i // len(COLOURS) % len(DASHES)])
+        if args.logy:
+            a.set_yscale("log")
+            plain(a.yaxis)
+        if args.xlim:
+            a.set_xlim(args.xlim)
+        if args.ylim:
+            a.set_ylim(args.ylim)
+        if named:
+            a.set_xticks(range(len(places)), places, fontsize=8)
+        else:
+            if marked:
+                ticks(a, xs)
+            a.set_xlabel(args.xlabel or names[0])
+        a.minorticks_off()
+        a.set_title(names[column + 1], fontsize=9)
+        a.spines[["top", "right"]].set_visible(False)
+        a.grid(True, color="0.9", linewidth=0.6)
+        a.set_axisbelow(True)
+    if args.ylabel:
+        axes[0][0].set_ylabel(args.ylabel)
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", fontsize=7,
+                  ncols=min(len(labels_of), 2 * n + 1), frameon=False)
     if args.title:
         figure.suptitle(args.title, fontsize=10)
     return figure
@@ -559,7 +646,7 @@ def parse(argv):
     p.add_argument("--at", type=positive, nargs="+", default=[], metavar="N",
                    help="--x tokens --table: accuracies after N tokens as well")
     p.add_argument("--tsv", metavar="FILE", help="--x tokens --table: write it there too")
-    p.add_argument("--columns", action="store_true", help="draw a table of three columns")
+    p.add_argument("--columns", action="store_true", help="draw the columns of a table")
     p.add_argument("--thin", type=positive, metavar="N", help="write every N-th row instead")
     p.add_argument("--optional", action="store_true", help="without matplotlib, exit 0")
     args = p.parse_args(argv)

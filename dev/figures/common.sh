@@ -4,7 +4,8 @@
 # A curve is a name, a trainer and its options, run once for each seed in $RUNS/$FIGURE/CURVE-seedN.
 # A run that ended has a file RESULT there: its command, and what came of it. It is not run again;
 # a run that was interrupted goes on from its checkpoint. So a script may be stopped and started at
-# will; remove the directory to have a run made anew. Each run's log, thinned, is what is drawn.
+# will; remove the directory to have a run made anew. Each run's log, thinned, is what is drawn; the
+# RESULT stands above it, and the number of parameters.
 #
 # A script that sets LENGTHS, options, has each run evaluated once more at its end with them: the
 # accuracy by length, with the run's RESULT above it, is data/lengths-FIGURE-CURVE-seedN.csv. A
@@ -160,15 +161,27 @@ train() {
     return 1
 }
 
-# run NAME SEED TRAINER OPTIONS...: one run, and its data.
+# parameters DIR: how many the run has, embeddings with them, as its trainer says.
+parameters() {
+    awk '/ parameters / { for (i = 2; i <= NF; i++) {
+        if ($i == "parameters") n += $(i - 1)
+        if ($i == "embeddings,") n += $(i - 2) }
+        print n; exit }' "$1.txt"
+}
+
+# run NAME SEED TRAINER OPTIONS...: one run, and its data: RESULT, parameters, the thinned log.
 run() {
     local name=$1-seed$2 seed=$2 trainer=$3 dir=$RUNS/$FIGURE/$1-seed$2 options
     shift 3
     merge "$@" --seed "$seed" $EXTRA # a list of words
     train "$dir" "$trainer" "${options[@]}" || return 1
-    python3 dev/plot.py "$dir" --thin "$THIN" --out "$FIGURES/data/$FIGURE-$name.csv" \
-        >"$dir.txt.thin" || return 1
-    rm -f "$dir.txt.thin"
+    python3 dev/plot.py "$dir" --thin "$THIN" --out "$dir.txt.thin" >"$dir.txt.thinned" || return 1
+    {
+        sed -n 's/^RESULT/# &/p' "$dir/RESULT"
+        parameters "$dir" | sed 's/^/# parameters=/'
+        cat "$dir.txt.thin"
+    } >"$FIGURES/data/$FIGURE-$name.csv"
+    rm -f "$dir.txt.thin" "$dir.txt.thinned"
     if [ -e "$dir/lengths.csv" ]; then
         { sed 's/^/# /' "$dir/RESULT" && cat "$dir/lengths.csv"; } \
             >"$FIGURES/data/lengths-$FIGURE-$name.csv"
@@ -211,6 +224,12 @@ curve() {
     for seed in $SEEDS; do
         job run "$name" "$seed" "$@"
     done
+}
+
+# scaled CURVE SEED: of its evaluation at its end, from data/lengths-*; nothing without data.
+scaled() {
+    sed -nE 's/^# RESULT .* scaled=(-?[0-9.]+) .*/\1/p' \
+        "$FIGURES/data/lengths-$FIGURE-$1-seed$2.csv" 2>/dev/null
 }
 
 # first N WORDS...: the first N of them.

@@ -25,10 +25,7 @@ ended
 
 # parameters of each run, as its trainer says them
 for dir in "$RUNS/$FIGURE"/*-seed*; do
-    [ ! -d "$dir" ] || awk -v run="${dir##*/}" '/ parameters / { for (i = 2; i <= NF; i++) {
-        if ($i == "parameters") n += $(i - 1)
-        if ($i == "embeddings,") n += $(i - 2) }
-        print "RESULT run=" run " parameters=" n; exit }' "$dir.txt"
+    [ ! -d "$dir" ] || echo "RESULT run=${dir##*/} parameters=$(parameters "$dir")"
 done
 add GateLoop gateloop
 add "GateLoop, no angle" gateloop-real

@@ -156,7 +156,8 @@ static void ladder_scratch(Ladder *x)
     x->out = scratch_of<floatX>(heads * x->T * x->DV);
 #ifdef PRECISION_BF16
     const size_t steps = heads * ((x->T + ST - 1) / ST), chunks = heads * ((x->T + CS - 1) / CS);
-    x->dims = gla_dims(x->B, x->T, x->NH, x->DK, x->DV, x->NH * x->DK, x->NH * x->DV, x->scale);
+    x->dims = gla_dims(x->B, x->T, x->NH, x->DK, x->DV, x->NH * x->DK, x->NH * x->DK,
+                       x->NH * x->DV, x->scale);
     const size_t segments = x->dims.segments, fragments = (x->DK + 15) / 16 * 16 * 128;
     x->walk = {scratch_of<floatX>(keys), scratch_of<floatX>(keys),
                scratch_of<floatX>(steps * ST * ST), scratch_of<float>(steps * x->DK),
@@ -331,27 +332,30 @@ template <int ONE> static Gla walk_dims(const Ladder *x)
     return d;
 }
 
-// run_forward_walk, run_backward_walk: see walk_dims.
+// run_forward_walk, run_backward_walk: see walk_dims; kept: of a forward pass.
 template <int ONE> static void run_forward_walk(const void *problem, cudaStream_t stream)
 {
     const Ladder *x = (const Ladder *)problem;
     gla_walk_forward(OUT_OF(x, OUT), STATE(x, FINAL), x->walk, IN(x, Q), IN(x, K), GATES(x),
                      IN(x, V), (const float *)x->in[INITIAL], x->B, walk_dims<ONE>(x), stream);
 }
-template <int ONE> static void run_backward_walk(const void *problem, cudaStream_t stream)
+template <int ONE> static void walk_backward(const Ladder *x, int kept, cudaStream_t stream)
 {
-    const Ladder *x = (const Ladder *)problem;
     gla_walk_backward(OUT_OF(x, DQ), OUT_OF(x, DK_), STATE(x, DG), OUT_OF(x, DV_),
                       STATE(x, DINITIAL), x->walk, IN(x, DOUT), (const float *)x->in[DFINAL],
                       IN(x, Q), IN(x, K), GATES(x), IN(x, V), (const float *)x->in[INITIAL], x->B,
-                      walk_dims<ONE>(x), stream);
+                      walk_dims<ONE>(x), kept, stream);
+}
+template <int ONE> static void run_backward_walk(const void *problem, cudaStream_t stream)
+{
+    walk_backward<ONE>((const Ladder *)problem, 0, stream);
 }
 
 // run_both: forward, then backward, as a training step has them.
 static void run_both(const void *problem, cudaStream_t stream)
 {
     run_forward_walk<0>(problem, stream);
-    run_backward_walk<0>(problem, stream);
+    walk_backward<0>((const Ladder *)problem, 1, stream);
 }
 #endif
 
@@ -432,9 +436,10 @@ static int ladder_nan(Ladder *x, const BenchKernel *k, int backward)
         CUDA_CHECK(cudaDeviceSynchronize());
         CUDA_CHECK(cudaMemcpy(p, saved, size, cudaMemcpyHostToDevice));
         for (int o = 0; o < count; o++) {
-            const int state = outputs[o].ref == x->refs[FINAL] || outputs[o].ref == x->refs[DINITIAL];
-            const int value = outputs[o].ref == x->refs[OUT] || outputs[o].ref == x->refs[DV_];
-            const size_t width = state ? x->DK * x->DV : value ? x->DV : x->DK;
+            const int which = (backward ? DQ : OUT) + o;
+            const size_t width = which == FINAL || which == DINITIAL ? x->DK * x->DV
+                                 : which == OUT || which == DV_      ? x->DV
+                                                                     : x->DK;
             seen += wild(outputs[o].buffer, outputs[o].type, outputs[o].n, width, x->NH, head, 0);
             spread += wild(outputs[o].buffer, outputs[o].type, outputs[o].n, width, x->NH, head, 1);
         }

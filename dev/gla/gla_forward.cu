@@ -1,5 +1,5 @@
-// gla_forward.cu: o_t = s S_t^T q_t of gated linear attention, S_0 given or zero, S_T asked for. The
-// equations are in gla_walk.cuh; gates are fp32.
+// gla_forward.cu: o_t = s S_t^T q_t of gated linear attention, S_0 given or zero, S_T asked for.
+// The equations are in gla_walk.cuh; gates are fp32.
 //
 //   nvcc -O3 -std=c++17 -gencode arch=compute_90a,code=sm_90a -Xcompiler -fopenmp
 //        [-DPRECISION_BF16] -o gla_forward dev/gla/gla_forward.cu -lcublas -lcublasLt

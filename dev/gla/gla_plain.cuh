@@ -33,7 +33,8 @@ recurrent_value_kernel(floatX *out, float *S, const floatX *read, const floatX *
     for (int i = 0; i < SIZE; i++)
         kept[i] = i < d.DK && j < d.DV ? S[(size_t)i * d.DV] : 0;
     for (int n = 0; n < d.T; n++) {
-        const size_t t = BACK ? d.T - 1 - n : n, at = ((blockIdx.x / d.NH) * (size_t)d.T + t) * d.NH + h;
+        const size_t t = BACK ? d.T - 1 - n : n;
+        const size_t at = ((blockIdx.x / d.NH) * (size_t)d.T + t) * d.NH + h;
         for (int i = j; i < d.DK; i += blockDim.x) {
             shared[0][i] = (BACK ? 1 : d.scale) * (float)read[at * d.DK + i];
             shared[1][i] = (BACK ? d.scale : 1) * (float)write[at * d.DK + i];
@@ -84,7 +85,8 @@ recurrent_key_kernel(floatX *dx, float *dg, float *dots, float *S, const floatX 
     for (int j = 0; j < SIZE; j++)
         kept[j] = j < d.DV && i < d.DK ? S[j] : 0;
     for (int n = 0; n < d.T; n++) {
-        const size_t t = BACK ? d.T - 1 - n : n, at = ((blockIdx.x / d.NH) * (size_t)d.T + t) * d.NH + h;
+        const size_t t = BACK ? d.T - 1 - n : n;
+        const size_t at = ((blockIdx.x / d.NH) * (size_t)d.T + t) * d.NH + h;
         for (int j = i; j < d.DV; j += blockDim.x) {
             shared[0][j] = (BACK ? 1 : d.scale) * (float)xr[at * d.DV + j];
             shared[1][j] = (BACK ? d.scale : 1) * (float)xw[at * d.DV + j];
@@ -144,7 +146,8 @@ typedef struct {
 // plain_chunk: chunk c of the block's head.
 static __device__ inline PlainChunk plain_chunk(float *work, int c, Plain d)
 {
-    const size_t token = ((blockIdx.x / d.NH) * (size_t)d.T + c * PLAIN_CS) * d.NH + blockIdx.x % d.NH;
+    const size_t t0 = (blockIdx.x / d.NH) * (size_t)d.T + c * PLAIN_CS;
+    const size_t token = t0 * d.NH + blockIdx.x % d.NH;
     PlainChunk x = {min(PLAIN_CS, d.T - c * PLAIN_CS), d.NH * d.DK, d.NH * d.DV};
     x.key = token * d.DK, x.value = token * d.DV;
     x.A = work + blockIdx.x * plain_work(d.T, d.DK, d.DV), x.dA = x.A + PLAIN_CS * PLAIN_CS;

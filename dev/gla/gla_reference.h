@@ -47,8 +47,8 @@ static void reference_forward_step(double *out, double *next, const double *S, c
     }
 }
 
-// reference_backward_step: gradients of token t from S_{t-1} and D, the gradient of S_t but for this
-// token's output, which becomes that of S_{t-1}.
+// reference_backward_step: gradients of token t from S_{t-1} and D, the gradient of S_t but for
+// this token's output, which becomes that of S_{t-1}.
 static void reference_backward_step(GlaReference r, double *D, const double *S, const GlaHead *x,
                                     size_t t)
 {

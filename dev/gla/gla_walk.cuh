@@ -4,23 +4,24 @@
 //
 // S stays in registers, in fp32, while it walks through a sequence, ST = 16 tokens a step: a block
 // of 16 is all that is ever looked at pair by pair, and there are no tiles between such blocks. For
-// a step with S before it, D the gradient of S behind it, a_t = exp(g_t), w(u,t) = a_{u+1} ... a_t:
-//   A_tu = s sum_i q_ti k_ui w_i(u,t), u <= t;   dA_tu = s dO_t . v_u
-//   O_t  = s S^T (q_t w(-1,t)) + sum_{u<=t} A_tu v_u,     S' = diag(w(-1,15)) S + (k_u w(u,15)) v_u
-//   dV_u = D^T (k_u w(u,15)) + sum_{t>=u} A_tu dO_t,      D' = diag(w(-1,15)) D + s (q_t w(-1,t)) dO_t
-//   dQ_t = s w(-1,t) (S dO_t) + sum_{u<=t} dA_tu w(u,t) k_u
-//   dK_u = w(u,15) (D v_u) + sum_{t>=u} dA_tu w(u,t) q_t
-//   dG_t = R + sum_{u>=t} (q_u dQ'_u - k_u dK'_u),        R = row sums of S_c D_c at the next multiple
-//                                                         c of CS = 64 tokens
-// in which dQ', dK' lack the pair t = u: it cancels, and what rounding left of it would drown dG
-// where gates are strong. The only exponents are g; a w is a product of a's, nothing is divided by
-// one: no exponent above 0, no overflow, and exp(-inf) = 0 is a gate like others.
+// a step with S before it, D the gradient of S behind it, a_t = exp(g_t), w(u,t) = a_{u+1} ... a_t,
+// w_t = w(-1,t) = a_0 ... a_t and v_u = w(u,15), all of them (DK):
+//   A_tu = s sum_i q_ti k_ui w_i(u,t), u <= t;         dA_tu = s dO_t . V_u
+//   O_t  = S^T (s q_t w_t) + sum_{u<=t} A_tu V_u,      S' = w_15 S + sum_u (k_u v_u) V_u^T
+//   dV_u = D^T (k_u v_u) + sum_{t>=u} A_tu dO_t,       D' = w_15 D + sum_t (s q_t w_t) dO_t^T
+//   dQ_t = s w_t (S dO_t) + sum_{u<=t} dA_tu w(u,t) k_u
+//   dK_u = v_u (D V_u) + sum_{t>=u} dA_tu w(u,t) q_t
+//   dG_t = R + sum_{u>=t} (q_u dQ'_u - k_u dK'_u)
+// with R the row sums of S D at the next multiple of CS = 64 tokens, and in which dQ', dK' lack the
+// pair t = u: it cancels, and what rounding left of it would drown dG where gates are strong. The
+// only exponents are g; a w is a product of a's, and nothing is divided by one: no exponent is
+// above 0, nothing overflows, and exp(-inf) = 0 is a gate like others.
 //
 // O and dV are one kernel, S or D^T in warps of 16 values, the second from right to left; dQ and dK
 // another, in warps of 16 keys. Both wait for nothing but a ring of steps that cp.async fills. What
-// they share stands in memory: q_t w(-1,t) s, k_u w(u,15), A and w(-1,15), by a kernel over all
-// steps (pairs). Where there are few heads, sequences are cut in segments: a walk without outputs
-// from S = 0 says what each adds, and combine_kernel what each starts from.
+// they share stands in memory: s q_t w_t, k_u v_u, A and w_15, by a kernel over all steps (pairs).
+// Where there are few heads, sequences are cut in segments: a walk without outputs from S = 0 says
+// what each adds, and combine_kernel what each starts from.
 //
 // DK, DV: 8, 16, ..., 128. Arrays start on 16 bytes. No float is added atomically.
 #ifndef SEQ_DEV_GLA_WALK_CUH
@@ -33,15 +34,16 @@
 // flight. FEW: blocks of 4 warps that fill a GPU twice.
 enum { ST = 16, LDA = ST + 8, LDF = ST + 4, CHUNK_STEPS = CS / ST, FEW = 264 };
 
-// Dimensions and scale. Rows of q and dq, of v and dv, are q_pitch, v_pitch elements apart, those
-// of k, dk, g and dg NH DK, those of o and dout NH DV. A sequence has `segments` of `per` steps.
+// Dimensions and scale. Rows of q and dq are q_pitch elements apart, of k and dk k_pitch, of v and
+// dv v_pitch, those of g and dg NH DK, of o and dout NH DV. A sequence has `segments` of `per`
+// steps.
 typedef struct {
-    int T, NH, DK, DV, q_pitch, v_pitch, segments, per;
+    int T, NH, DK, DV, q_pitch, k_pitch, v_pitch, segments, per;
     float scale;
 } Gla;
 
-// Scratch. fq, fk (B,T,NH,DK): q s w(-1,t), k w(u,15); of NS steps a head: pairs (B,NH,NS,16,16) =
-// A, fade (B,NH,NS,DK) = w(-1,15); of segments: total (B,NH,segments,DK), the product of fade, and
+// Scratch. fq, fk (B,T,NH,DK): s q w, k v; of NS steps a head: pairs (B,NH,NS,16,16) = A, fade
+// (B,NH,NS,DK) = w_15; of segments: total (B,NH,segments,DK), the product of fade, and
 // starts, ends (B,NH,segments,DK,DV), S before and D behind each. Backward: states, S behind each
 // chunk, as fragments of warps of 16 keys; dots (B,T,NH,DK) = q dQ'.
 typedef struct {
@@ -102,7 +104,7 @@ static __device__ inline void pair_dots(float (&acc)[ST + 1], const float *q, co
 }
 
 // pairs_kernel: fq, fk, fade and pairs, see GlaWork, of `steps` = B NH NS steps.
-static __global__ void __launch_bounds__(32 * PAIR_WARPS)
+static __global__ void __launch_bounds__(32 * PAIR_WARPS, 4)
 pairs_kernel(GlaWork work, const floatX *q, const floatX *k, const float *g, size_t steps, Gla d)
 {
     extern __shared__ __align__(16) float rows_of[]; // a warp: q, k, a [16][PAIR_LD]
@@ -117,34 +119,32 @@ pairs_kernel(GlaWork work, const floatX *q, const floatX *k, const float *g, siz
     for (int c0 = 0; c0 < d.DK; c0 += PAIR_W) {
         const int c = c0 + 2 * lane;
         const size_t at = token * K + h * d.DK + c;
-        float2 a[ST], w = {1, 1}, sum = {0, 0};
-#pragma unroll
+        float2 w = {1, 1}, sum = {0, 0};
+#pragma unroll 8
         for (int t = 0; t < ST; t++) {
             const bool inside = t0 + t < d.T && c < d.DK;
-            a[t] = inside ? *(const float2 *)(g + at + t * K) : float2{0, 0};
-            const float2 q_t = inside ? load2(q + (token + t) * d.q_pitch + h * d.DK + c)
-                                      : float2{0, 0};
-            const float2 k_t = inside ? load2(k + at + t * K) : float2{0, 0};
+            const size_t q_at = (token + t) * d.q_pitch + h * d.DK + c;
+            const size_t k_at = (token + t) * d.k_pitch + h * d.DK + c;
+            const float2 g_t = inside ? *(const float2 *)(g + at + t * K) : float2{0, 0};
+            const float2 q_t = inside ? load2(q + q_at) : float2{0, 0};
+            const float2 k_t = inside ? load2(k + k_at) : float2{0, 0};
+            const float2 a = {exp2_fast(LOG2E * g_t.x), exp2_fast(LOG2E * g_t.y)};
             *(float2 *)(qs + t * PAIR_LD + 2 * lane) = q_t;
             *(float2 *)(ks + t * PAIR_LD + 2 * lane) = k_t;
-        }
-#pragma unroll
-        for (int t = 0; t < ST; t++) {
-            const float2 q_t = *(const float2 *)(qs + t * PAIR_LD + 2 * lane);
-            sum.x += a[t].x, sum.y += a[t].y;
-            a[t].x = exp2_fast(LOG2E * a[t].x), a[t].y = exp2_fast(LOG2E * a[t].y);
-            w.x *= a[t].x, w.y *= a[t].y;
-            *(float2 *)(as + t * PAIR_LD + 2 * lane) = a[t];
-            if (t0 + t < d.T && c < d.DK)
+            *(float2 *)(as + t * PAIR_LD + 2 * lane) = a;
+            sum.x += g_t.x, sum.y += g_t.y;
+            w.x *= a.x, w.y *= a.y;
+            if (inside)
                 store2(work.fq + at + t * K, d.scale * w.x * q_t.x, d.scale * w.y * q_t.y);
         }
         w = {1, 1};
-#pragma unroll
+#pragma unroll 8
         for (int t = ST - 1; t >= 0; t--) {
             const float2 k_t = *(const float2 *)(ks + t * PAIR_LD + 2 * lane);
+            const float2 a = *(const float2 *)(as + t * PAIR_LD + 2 * lane);
             if (t0 + t < d.T && c < d.DK)
                 store2(work.fk + at + t * K, w.x * k_t.x, w.y * k_t.y);
-            w.x *= a[t].x, w.y *= a[t].y;
+            w.x *= a.x, w.y *= a.y;
         }
         if (c < d.DK)
             *(float2 *)(work.fade + step * d.DK + c) = {exp2_fast(LOG2E * sum.x),
@@ -322,8 +322,8 @@ template <int W, int WARPS, int BACK> struct KeyStage {
     enum { OWN = ST * LDA + 2 * (2 * ST * LDF + ST), BYTES = 2 * (RING * SIZE + WARPS * OWN) };
 };
 
-// gates_of: of the lane's channel: a = exp(g) of the 16 tokens of a step (g: LD apart), of its own 8
-// of them, those of its half of the warp: before w(-1,t), behind w(t,15); returns w(-1,15).
+// gates_of: of the lane's channel: a = exp(g) of the 16 tokens of a step (g: LD apart); of its own
+// 8 of them, those of its half of the warp: before w_t, behind v_t; returns w_15.
 template <int LD>
 static __device__ inline float gates_of(float a[ST], float before[8], float behind[8],
                                         const float *g, int half)
@@ -369,7 +369,8 @@ static __device__ inline void pairs_walk(float found[8], float key[8], const flo
             *(Pack<float, 4> *)(row + m) = *(const Pack<float, 4> *)(dA + r * LDF + 8 * half + m);
 #pragma unroll
         for (int m = 0; m < 8; m++) {
-            const bool even = BACK ? 2 * m > r : 2 * m < r, odd = BACK ? 2 * m + 1 > r : 2 * m + 1 < r;
+            const bool even = BACK ? 2 * m > r : 2 * m < r;
+            const bool odd = BACK ? 2 * m + 1 > r : 2 * m + 1 < r;
             if (even && odd)
                 key[m] *= fade;
             else if (even || odd)
@@ -547,14 +548,15 @@ key_walk_kernel(floatX *dx, float *dg, float *dots, uint4 *states, const floatX 
 
 // gla_dims: see Gla. Segments: of at least 256 tokens, whole chunks, until there are FEW blocks.
 static Gla gla_dims(size_t B, size_t T, size_t NH, size_t DK, size_t DV, size_t q_pitch,
-                    size_t v_pitch, float scale)
+                    size_t k_pitch, size_t v_pitch, float scale)
 {
     const size_t most = DK > DV ? DK : DV, blocks = B * NH * ((most + 63) / 64);
     const size_t NS = (T + ST - 1) / ST, wanted = blocks < FEW ? FEW / blocks : 1;
     size_t per = (NS + wanted - 1) / wanted;
-    per = wanted == 1 ? NS : per < CS / 4 ? CS / 4 : (per + CHUNK_STEPS - 1) / CHUNK_STEPS * CHUNK_STEPS;
-    return {(int)T, (int)NH, (int)DK, (int)DV, (int)q_pitch, (int)v_pitch,
-            (int)((NS + per - 1) / per), (int)per, scale};
+    per = per < 4 * CHUNK_STEPS ? 4 * CHUNK_STEPS : (per + 3) / CHUNK_STEPS * CHUNK_STEPS;
+    per = per < NS && wanted > 1 ? per : NS;
+    return {(int)T, (int)NH, (int)DK, (int)DV, (int)q_pitch, (int)k_pitch,
+            (int)v_pitch, (int)((NS + per - 1) / per), (int)per, scale};
 }
 
 // gla_pairs: fq, fk, pairs and fade of work = from q, k, g.
@@ -605,26 +607,28 @@ static void gla_walk_forward(floatX *out, float *final, GlaWork work, const floa
 }
 
 // gla_walk_backward: dq, dk, dg, dv like q, k, g, v = and dinitial (B,NH,DK,DV) = (NULL: not asked
-// for) from dout, dfinal (NULL: zero) and the forward's inputs. work: scratch, nothing is kept.
+// for) from dout, dfinal (NULL: zero) and the forward's inputs. work: scratch; `kept`: it is as the
+// forward pass has left it, which saves one kernel of four.
 static void gla_walk_backward(floatX *dq, floatX *dk, float *dg, floatX *dv, float *dinitial,
                               GlaWork work, const floatX *dout, const float *dfinal,
                               const floatX *q, const floatX *k, const float *g, const floatX *v,
-                              const float *initial, size_t B, Gla d, cudaStream_t stream)
+                              const float *initial, size_t B, Gla d, int kept, cudaStream_t stream)
 {
-    const int K = d.NH * d.DK, C = d.NH * d.DV;
+    const int C = d.NH * d.DV;
     const bool cut = d.segments > 1;
-    gla_pairs(work, q, k, g, B, d, stream);
-    if (cut)
+    if (!kept)
+        gla_pairs(work, q, k, g, B, d, stream);
+    if (cut && !kept)
         value_walk<0>(NULL, NULL, work.starts, work, v, initial, B, d, stream);
     value_walk<1>(dv, dinitial, work.ends, work, dout, dfinal, B, d, stream);
     WITH_WIDTH(d.DV,
         const size_t blocks = B * d.NH * d.segments * ((d.DK + 16 * WARPS - 1) / (16 * WARPS));
         LAUNCH((key_walk_kernel<W, WARPS, 0>), blocks, 32 * WARPS, (KeyStage<W, WARPS, 0>::BYTES),
                stream, dq, NULL, work.dots, work.states, q, k, dout, v, g,
-               cut ? work.starts : initial, (int4{d.q_pitch, K, C, d.v_pitch}), d);
+               cut ? work.starts : initial, (int4{d.q_pitch, d.k_pitch, C, d.v_pitch}), d);
         LAUNCH((key_walk_kernel<W, WARPS, 1>), blocks, 32 * WARPS, (KeyStage<W, WARPS, 1>::BYTES),
                stream, dk, dg, work.dots, work.states, k, q, v, dout, g,
-               cut ? work.ends : dfinal, (int4{K, d.q_pitch, d.v_pitch, C}), d));
+               cut ? work.ends : dfinal, (int4{d.k_pitch, d.q_pitch, d.v_pitch, C}), d));
 }
 #endif
 

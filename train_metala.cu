@@ -181,23 +181,695 @@ recurrent_kernel(floatX *out, size_t pitch, float *dg, float *states, float *las
             last[head * size + place(n)] = M[n];
 }
 
+#ifdef PRECISION_BF16
+// ---- 64 tokens at a time on tensor cores, heads of 8, 16, ..., 128 keys and values
+
+enum { CHUNK_THREADS = 128, GRADS_THREADS = 256, BLOCK = 16 };
+
+// Shared memory of heads of WK keys and WV values, elements of bf16 or bytes: a tile of keys (LK
+// apart), of values, of a state; of fp32 by keys (LB). LDA: between rows of dA, whose 16x16 blocks
+// on the diagonal are fp32 and so reach into the next one. OUTPUT: q, k and b, then S and v in
+// their place. GRADS: q, k, b, dA, A, sums, then v, do, S, D, in whose place come three of fp32.
+template <int WK, int WV> struct Space {
+    enum { LK = WK + 8, LV = WV + 8, LB = WK + 4, LDA = CS + BLOCK + 8 };
+    enum { KEYS = CS * LK, VALUES = CS * LV, STATE = WK * LV, GATES = 2 * CS * LB };
+    enum { OUTPUT_BYTES = 2 * (2 * KEYS + GATES) };
+    enum { SUMS = 2 * 11 * WK, REST_AT = 2 * KEYS + GATES + CS * LDA + TILE + SUMS };
+    enum { REST = 2 * VALUES + 2 * STATE > 3 * GATES ? 2 * VALUES + 2 * STATE : 3 * GATES };
+    enum { GRADS_BYTES = 2 * (REST_AT + REST) };
+    static_assert(STATE <= 2 * KEYS && VALUES <= GATES);
+};
+
+// WITH_WIDTHS: the statement with WK and WV as constants: DK and DV rounded up.
+#define WITH_WIDTHS(DK, DV, ...) \
+    do { \
+        if ((DK) <= 32 && (DV) <= 32) { enum { WK = 32, WV = 32 }; __VA_ARGS__; } \
+        else if ((DK) <= 32 && (DV) <= 64) { enum { WK = 32, WV = 64 }; __VA_ARGS__; } \
+        else if ((DK) <= 64 && (DV) <= 64) { enum { WK = 64, WV = 64 }; __VA_ARGS__; } \
+        else if ((DK) <= 64) { enum { WK = 64, WV = 128 }; __VA_ARGS__; } \
+        else { enum { WK = 128, WV = 128 }; __VA_ARGS__; } \
+    } while (0)
+
+// gates_fetch: start copying 64 rows of g, `stride` apart, into a tile [64][W + 4] of fp32; what is
+// not among the first `rows` rows and `columns` columns becomes 0: it fades nothing.
+template <int W, int THREADS>
+static __device__ inline void gates_fetch(float *tile, const float *g, size_t stride, int rows,
+                                          int columns)
+{
+    for (int i = threadIdx.x; i < CS * W / 4; i += THREADS) {
+        const int r = i / (W / 4), c = i % (W / 4) * 4;
+        const bool inside = r < rows && c < columns;
+        copy_async((floatX *)(tile + r * (W + 4) + c),
+                   (const floatX *)(inside ? g + r * stride + c : g), inside);
+    }
+}
+
+// state_fetch: start copying a state (DK,DV) into a tile [WK][WV + 8]; 0 beyond.
+template <int WK, int WV, int THREADS>
+static __device__ inline void state_fetch(floatX *tile, const floatX *state, int DK, int DV)
+{
+    for (int i = threadIdx.x; i < WK * WV / 8; i += THREADS) {
+        const int r = i / (WV / 8), c = i % (WV / 8) * 8;
+        const bool inside = r < DK && c < DV;
+        copy_async(tile + r * (WV + 8) + c, inside ? state + r * DV + c : state, inside);
+    }
+}
+
+// gates_sum: b, in units of ln 2, in the place of g: b_t = the sum of g from row 0 to t; the first W
+// threads have a column each.
+template <int W> static __device__ inline void gates_sum(float *b)
+{
+    float sum = 0;
+    if (threadIdx.x < W)
+#pragma unroll 16
+        for (int t = 0; t < CS; t++)
+            b[t * (W + 4) + threadIdx.x] = sum += LOG2E * b[t * (W + 4) + threadIdx.x];
+}
+
+// end_at: b at the last row of a block of 16; block -1: 0, as before the chunk.
+static __device__ inline float end_at(const float *b, int block, int ld, int column)
+{
+    return block < 0 ? 0 : b[(BLOCK * block + BLOCK - 1) * ld + column];
+}
+
+// faded2: the two of x times 2^low, 2^high.
+static __device__ inline uint32_t faded2(uint32_t x, float low, float high)
+{
+    return pack2(unpack(x, 0) * exp2_fast(low), unpack(x, 1) * exp2_fast(high));
+}
+
+// fade_left: a left operand of mma, rows g and g + 8 of x at four columns, times 2^(b_t - b_m) or,
+// SIGN -1, 2^(b_m - b_t): b at row g and the first of the columns, rows ld apart, b_m at that column,
+// NULL: 0.
+template <int SIGN>
+static __device__ inline uint4 fade_left(uint4 x, const float *b, int ld, const float *b_m)
+{
+    const float2 p = *(const float2 *)b, q = *(const float2 *)(b + 8 * ld);
+    const float2 r = *(const float2 *)(b + 8), s = *(const float2 *)(b + 8 * ld + 8);
+    float2 m = {}, n = {};
+    if (b_m) {
+        m = *(const float2 *)b_m;
+        n = *(const float2 *)(b_m + 8);
+    }
+    return {faded2(x.x, SIGN * (p.x - m.x), SIGN * (p.y - m.y)),
+            faded2(x.y, SIGN * (q.x - m.x), SIGN * (q.y - m.y)),
+            faded2(x.z, SIGN * (r.x - n.x), SIGN * (r.y - n.y)),
+            faded2(x.w, SIGN * (s.x - n.x), SIGN * (s.y - n.y))};
+}
+
+// chunk_states_kernel: a block takes R keys, a warp 16, and N values of a head's S, which starts as
+// `first` (NULL: 0) and ends as `last` (NULL: not asked for), through its chunks while the next one
+// is being fetched: states (B,NH,NC,DK,DV) = S before each, NULL: not asked for,
+//   S = diag(exp(b_C)) S + sum_u (k_u exp(b_C - b_u)) v_u^T
+// BACK: D from the last chunk to the first, states = D before, that is after the chunk's tokens,
+//   D = diag(exp(b_C)) D + scale sum_t (q_t exp(b_t)) dout_t^T
+template <int R, int N, int BACK>
+static __global__ void __launch_bounds__(2 * R)
+chunk_states_kernel(floatX *states, float *last, const float *first, GlaInputs in, GlaShape s)
+{
+    enum { THREADS = 2 * R, LX = R + 8, LY = N + 8, LG = R + 4 };
+    enum { STAGE = CS * LX + CS * LY + 2 * CS * LG };
+    extern __shared__ __align__(16) floatX tiles[]; // twice k, v, g; BACK: q, dout, g
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, T = (int)s.T;
+    const int DK = (int)s.DK, DV = (int)s.DV, chunks = (T + CS - 1) / CS;
+    const int slabs_k = (DK + R - 1) / R, slabs_v = (DV + N - 1) / N;
+    const size_t head = blockIdx.x / (slabs_k * slabs_v), h = head % s.NH, b = head / s.NH;
+    const int key = blockIdx.x / slabs_v % slabs_k * R, value = blockIdx.x % slabs_v * N;
+    const int own = 16 * warp, row = key + own + lane / 4;
+    const size_t x_pitch = BACK ? s.q_pitch : s.k_pitch, y_pitch = BACK ? s.NH * DV : s.v_pitch;
+    const floatX *x = (BACK ? in.q : in.k) + b * T * x_pitch + h * DK + key;
+    const floatX *y = (BACK ? in.dout : in.v) + b * T * y_pitch + h * DV + value;
+    const float *g = in.g + (b * T * s.NH + h) * DK + key;
+    float S[N / 8][4];
+    const auto fetch = [=](int i) {
+        const int t0 = (BACK ? chunks - 1 - i : i) * CS, rows = T - t0;
+        floatX *to = tiles + i % 2 * STAGE;
+        tile_fetch<CS, R, THREADS>(to, x + t0 * x_pitch, (int)x_pitch, rows, DK - key);
+        tile_fetch<CS, N, THREADS>(to + CS * LX, y + t0 * y_pitch, (int)y_pitch, rows, DV - value);
+        gates_fetch<R, THREADS>((float *)(to + CS * LX + CS * LY), g + t0 * s.NH * DK, s.NH * DK,
+                                rows, DK - key);
+    };
+    const auto place = [=](int i) { // of element i in S (DK,DV); -1: beyond the head
+        const int r = row + i % 4 / 2 * 8, c = value + i / 4 * 8 + lane % 4 * 2 + i % 2;
+        return r < DK && c < DV ? (int)(r * DV + c) : -1;
+    };
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        S[i / 4][i % 4] = first && place(i) >= 0 ? first[head * DK * DV + place(i)] : 0;
+    fetch(0);
+    for (int i = 0; i < chunks; i++) {
+        const int c = BACK ? chunks - 1 - i : i;
+        const floatX *xs = tiles + i % 2 * STAGE, *ys = xs + CS * LX;
+        const float *gs = (const float *)(ys + CS * LY) + own + lane / 4;
+        float sum[2] = {}, fade[4][8];
+        uint4 left[4];
+        copy_wait();
+        __syncthreads(); // this chunk is there; nobody reads the one before any more
+        if (i + 1 < chunks)
+            fetch(i + 1);
+        if (states)
+            rows_store<N>(states + ((head * chunks + c) * DK + key + own) * DV + value, S, 1, DV,
+                          DK - key - own, DV - value);
+        // fade: of tokens 2 l, 2 l + 1 of each 8, at the warp's keys g and g + 8, as an operand has
+        // them; b_C - b_u is a sum from the end, b_t one from the start
+#pragma unroll
+        for (int n = 0; n < 8; n++) {
+            const int e = BACK ? n : 7 - n, l = lane % 4;
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                const float low = LOG2E * gs[(8 * e + 2 * l) * LG + 8 * r];
+                const float high = LOG2E * gs[(8 * e + 2 * l + 1) * LG + 8 * r];
+                float pair = low + high, others = 0;
+                const float beside = __shfl_xor_sync(~0u, pair, 1);
+                others += (BACK ? l & 1 : !(l & 1)) ? beside : 0;
+                pair += beside;
+                const float far = __shfl_xor_sync(~0u, pair, 2);
+                others += (BACK ? l & 2 : !(l & 2)) ? far : 0;
+                fade[e / 2][e % 2 * 4 + 2 * r] = sum[r] + others + (BACK ? low : high);
+                fade[e / 2][e % 2 * 4 + 2 * r + 1] = sum[r] + others + (BACK ? low + high : 0);
+                sum[r] += pair + far;
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            uint4 f = ldmatrix<1>(xs + 16 * k * LX + own + column_at(lane, LX));
+            uint32_t *parts[] = {&f.x, &f.y, &f.z, &f.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float scale = BACK ? s.scale : 1;
+                *parts[j] = pack2(scale * unpack(*parts[j], 0) * exp2_fast(fade[k][2 * j]),
+                                  scale * unpack(*parts[j], 1) * exp2_fast(fade[k][2 * j + 1]));
+            }
+            left[k] = f;
+        }
+#pragma unroll
+        for (int n = 0; n < N / 2; n++)
+            S[n / 4][n % 4] *= exp2_fast(sum[n % 4 / 2]);
+        add_product<N, CS>(S, left, NULL, ys + row_at(lane, LY), 0, 3);
+    }
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        if (last && place(i) >= 0)
+            last[head * DK * DV + place(i)] = S[i / 4][i % 4];
+}
+
+// diagonal_scores: a block's own 16 tokens: a, as a left operand of mma, = sum_i q_ti k_ui 2^(b_ti
+// - b_ui) for u <= t, else 0; q, k, b: its first row. Lane 4 r + l has rows r and r + 8 and every
+// fourth four channels.
+template <int WK>
+static __device__ inline uint4 diagonal_scores(const floatX *q, const floatX *k, const float *b)
+{
+    enum { LK = WK + 8, LB = WK + 4 };
+    const int lane = threadIdx.x % WARP, r = lane / 4, l = lane % 4;
+    float a[3][8] = {}; // rows r, r + 8, r + 8 with columns 0 to 7, 0 to 7, 8 to 15
+#pragma unroll 1
+    for (int c = 4 * l; c < WK; c += 16) {
+        float q_t[2][4], b_t[2][4];
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            q_t[i / 4][i % 4] = (float)q[(r + i / 4 * 8) * LK + c + i % 4];
+            b_t[i / 4][i % 4] = b[(r + i / 4 * 8) * LB + c + i % 4];
+        }
+#pragma unroll
+        for (int u = 0; u < 16; u++) {
+            const uint2 k2 = *(const uint2 *)(k + u * LK + c);
+            const Pack<float, 4> b_u = *(const Pack<float, 4> *)(b + u * LB + c);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float k_u = unpack(i < 2 ? k2.x : k2.y, i % 2);
+#pragma unroll
+                for (int half = u / 8; half < 2; half++) {
+                    const float fade = exp2_fast(fminf(b_t[half][i] - b_u.v[i], 0));
+                    float *to = &a[u / 8 + half][u % 8];
+                    *to = fmaf(q_t[half][i] * fade, k_u, *to);
+                }
+            }
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < 3; n++) // the four lanes of a row: each keeps the sum of columns 2 l, 2 l + 1
+#pragma unroll
+        for (int far = 2; far > 0; far /= 2)
+#pragma unroll
+            for (int i = 0; i < 2 * far; i++) {
+                const float low = a[n][i], high = a[n][i + 2 * far];
+                a[n][i] = (l & far ? high : low) +
+                          __shfl_xor_sync(~0u, l & far ? low : high, far);
+            }
+    const bool low = 2 * l <= r, high = 2 * l + 1 <= r;
+    return {pack2(low ? a[0][0] : 0, high ? a[0][1] : 0), pack2(a[1][0], a[1][1]), 0,
+            pack2(low ? a[2][0] : 0, high ? a[2][1] : 0)};
+}
+
+// chunk_output_kernel: o of a chunk, by a block; a warp has 16 rows. A, without the scale, stays in
+// pairs (B,NH,NC,64,64) unless NULL; blocks above the diagonal stay as they are. Between two blocks
+// of 16, t in one and u in an earlier one J, A is a product of q_t exp(b_t - b_m) and k_u exp(b_m -
+// b_u), m the last row of J: no exponent is above 0.
+template <int WK, int WV>
+static __global__ void __launch_bounds__(CHUNK_THREADS, WK > 64 ? 3 : 4)
+chunk_output_kernel(floatX *o, floatX *pairs, const floatX *states, GlaInputs in, GlaShape s)
+{
+    typedef Space<WK, WV> Sp;
+    enum { LK = Sp::LK, LV = Sp::LV, LB = Sp::LB };
+    extern __shared__ __align__(16) floatX tiles[];
+    floatX *qs = tiles, *ks = qs + Sp::KEYS, *ss = tiles, *vs = ks + Sp::KEYS;
+    float *bs = (float *)(ks + Sp::KEYS);
+    const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, own = 16 * warp;
+    const int DK = (int)s.DK, DV = (int)s.DV, chunks = (int)((s.T + CS - 1) / CS);
+    const size_t head = blockIdx.x / chunks, h = head % s.NH, t0 = blockIdx.x % chunks * CS;
+    const size_t token = head / s.NH * s.T + t0;
+    const int rows = (int)(s.T - t0), l2 = lane % 4 * 2;
+    float dots[3][2][4] = {}, out[WV / 8][4] = {};
+    uint4 a[4] = {}, q_in[WK / 16];
+    tile_fetch<CS, WK, CHUNK_THREADS>(qs, in.q + token * s.q_pitch + h * DK, (int)s.q_pitch, rows,
+                                      DK);
+    tile_fetch<CS, WK, CHUNK_THREADS>(ks, in.k + token * s.k_pitch + h * DK, (int)s.k_pitch, rows,
+                                      DK);
+    gates_fetch<WK, CHUNK_THREADS>(bs, in.g + (token * s.NH + h) * DK, s.NH * DK, rows, DK);
+    copy_wait();
+    __syncthreads();
+    gates_sum<WK>(bs);
+    __syncthreads();
+    const uint4 diagonal = diagonal_scores<WK>(qs + own * LK, ks + own * LK, bs + own * LB);
+    __syncwarp(); // the block's own keys have been read: they fade to its last row
+    for (int i = lane; i < 16 * WK / 2; i += WARP) {
+        const int r = own + i / (WK / 2), c = i % (WK / 2) * 2;
+        const float *m = bs + (own + 15) * LB + c, *b = bs + r * LB + c;
+        uint32_t *x = (uint32_t *)(ks + r * LK + c);
+        *x = faded2(*x, m[0] - b[0], m[1] - b[1]);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < WK / 16; k++) {
+        const uint4 q = ldmatrix<0>(qs + own * LK + 16 * k + row_at(lane, LK));
+        const float *b = bs + (own + lane / 4) * LB + 16 * k + l2;
+        q_in[k] = fade_left<1>(q, b, LB, NULL);
+#pragma unroll
+        for (int j = 0; j < 3; j++)
+            if (j < warp)
+                mma16(dots[j], fade_left<1>(q, b, LB, bs + (16 * j + 15) * LB + 16 * k + l2),
+                      ldmatrix<0>(ks + 16 * j * LK + 16 * k + column_at(lane, LK)));
+    }
+#pragma unroll
+    for (int j = 0; j < 4; j++)
+        a[j] = j == warp ? diagonal : j < 3 && j < warp ? accumulator_pack(dots[j]) : uint4{};
+    __syncthreads(); // S and v may take the place of q, k and b
+    state_fetch<WK, WV, CHUNK_THREADS>(ss, states + (size_t)blockIdx.x * DK * DV, DK, DV);
+    tile_fetch<CS, WV, CHUNK_THREADS>(vs, in.v + token * s.v_pitch + h * DV, (int)s.v_pitch, rows,
+                                      DV);
+    if (pairs) {
+        floatX *to = pairs + ((size_t)blockIdx.x * CS + own + lane / 4) * CS + l2;
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (j <= warp) {
+                *(uint32_t *)(to + 16 * j) = a[j].x;
+                *(uint32_t *)(to + 16 * j + 8 * CS) = a[j].y;
+                *(uint32_t *)(to + 16 * j + 8) = a[j].z;
+                *(uint32_t *)(to + 16 * j + 8 * CS + 8) = a[j].w;
+            }
+    }
+    copy_wait();
+    __syncthreads();
+    add_product<WV, WK>(out, q_in, NULL, ss + row_at(lane, LV), 0, WK);
+    add_product<WV, CS>(out, a, NULL, vs + row_at(lane, LV), 0, warp);
+    rows_store<WV>(o + ((token + own) * s.NH + h) * DV, out, s.scale, s.NH * DV, rows - own, DV);
+}
+
+// diagonal_grads: of a block's own 16 tokens, N channels, one a lane at a time, in fp32: from dA
+// (16,16), rows ld_a apart, and q, k, b at the block's first row and the first of the channels
+//   dq_t = sum_u dA_tu k_u 2^(b_t - b_u),  dk_u = sum_t dA_tu q_t 2^(b_t - b_u)          u <= t
+//   dg_t = sum over u >= t of q_u dq_u - k_u dk_u
+// k becomes k 2^(b_15 - b), q becomes q 2^(b - b_m), m the row before the block, 0 without one.
+template <int WK, int N>
+static __device__ inline void diagonal_grads(float *dq, float *dk, float *dg, floatX *q, floatX *k,
+                                             const float *b, const float *dA, int ld_a, bool first)
+{
+    enum { LK = WK + 8, LB = WK + 4 };
+    for (int c = threadIdx.x % WARP; c < N; c += WARP) {
+        float q_t[16], k_t[16], b_t[16], dq_t[16], dk_t[16], sum = 0;
+        const float before = first ? 0 : b[c - LB];
+#pragma unroll
+        for (int t = 0; t < 16; t++) {
+            q_t[t] = (float)q[t * LK + c];
+            k_t[t] = (float)k[t * LK + c];
+            b_t[t] = b[t * LB + c];
+            dq_t[t] = dk_t[t] = 0;
+        }
+#pragma unroll
+        for (int t = 0; t < 16; t++)
+#pragma unroll
+            for (int u0 = 0; u0 <= t; u0 += 4) {
+                const Pack<float, 4> d = *(const Pack<float, 4> *)(dA + t * ld_a + u0);
+#pragma unroll
+                for (int u = u0; u < u0 + 4 && u <= t; u++) {
+                    const float x = d.v[u - u0] * exp2_fast(b_t[t] - b_t[u]);
+                    dq_t[t] = fmaf(x, k_t[u], dq_t[t]);
+                    dk_t[u] = fmaf(x, q_t[t], dk_t[u]);
+                }
+            }
+#pragma unroll
+        for (int t = 15; t >= 0; t--) {
+            dg[t * LB + c] = sum += q_t[t] * dq_t[t] - k_t[t] * dk_t[t];
+            dq[t * LB + c] = dq_t[t];
+            dk[t * LB + c] = dk_t[t];
+            q[t * LK + c] = (floatX)(q_t[t] * exp2_fast(b_t[t] - before));
+            k[t * LK + c] = (floatX)(k_t[t] * exp2_fast(b_t[15] - b_t[t]));
+        }
+    }
+}
+
+// move_anchor: acc (16 x N) times 2^(b_to - b_from) of each column, of the ends of two blocks.
+template <int N>
+static __device__ inline void move_anchor(float acc[N / 8][4], const float *b, int ld, int to,
+                                          int from)
+{
+#pragma unroll
+    for (int n = 0; n < N / 4; n++) {
+        const int c = n / 2 * 8 + threadIdx.x % 4 * 2 + n % 2;
+        const float f = exp2_fast(end_at(b, to, ld, c) - end_at(b, from, ld, c));
+        acc[n / 2][n % 2] *= f;
+        acc[n / 2][n % 2 + 2] *= f;
+    }
+}
+
+// flow_sum: sum (N) = column sums of x acc (16 x N) times 2^(b_to - b_from), x rows ld_x apart.
+template <int N>
+static __device__ inline void flow_sum(float *sum, const float acc[N / 8][4], const floatX *x,
+                                       int ld_x, const float *b, int ld, int to, int from)
+{
+    const int g = threadIdx.x % WARP / 4;
+#pragma unroll
+    for (int n = 0; n < N / 4; n++) {
+        const int c = n / 2 * 8 + threadIdx.x % 4 * 2 + n % 2;
+        float y = (float)x[g * ld_x + c] * acc[n / 2][n % 2] +
+                  (float)x[(g + 8) * ld_x + c] * acc[n / 2][n % 2 + 2];
+        for (int i = 4; i < WARP; i *= 2)
+            y += __shfl_xor_sync(~0u, y, i);
+        if (g == 0)
+            sum[c] = y * exp2_fast(end_at(b, to, ld, c) - end_at(b, from, ld, c));
+    }
+}
+
+// grads_finish: out (rows of `pitch`, 16 x N) = d + acc 2^(sign (b_t - b_m)), m: see end_at; and in
+// the place of d the product x acc, which is q or k times the second part.
+template <int N>
+static __device__ inline void grads_finish(floatX *out, size_t pitch, int rows, int columns,
+                                           float *d, float acc[N / 8][4], const floatX *x, int ld_x,
+                                           const float *b, const float *own_b, int ld, int m,
+                                           float sign)
+{
+    const int g = threadIdx.x % WARP / 4;
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const int r = g + i % 4 / 2 * 8, c = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+        const float fade = exp2_fast(sign * (own_b[r * ld + c] - end_at(b, m, ld, c)));
+        const float y = acc[i / 4][i % 4], diagonal = d[r * ld + c];
+        d[r * ld + c] = (float)x[r * ld_x + c] * y;
+        acc[i / 4][i % 4] = fmaf(y, fade, diagonal);
+    }
+    rows_store<N>(out, acc, 1, pitch, rows, columns);
+}
+
+// What chunk_grads_kernel has in shared memory; sums [11][WK]: rows of flows that pass over the
+// start of a block of 16 or the whole chunk. dq, dk, dg take the place of v, dout, S and D.
+template <int WK, int WV> struct GradsTiles {
+    typedef Space<WK, WV> Sp;
+    floatX *q, *k, *dA, *A, *v, *dout, *S, *D;
+    float *b, *sums, *dq, *dk, *dg;
+    __device__ GradsTiles(floatX *at)
+    {
+        q = at, k = q + Sp::KEYS, b = (float *)(k + Sp::KEYS);
+        dA = (floatX *)(b + Sp::GATES / 2), A = dA + CS * Sp::LDA, sums = (float *)(A + TILE);
+        v = at + Sp::REST_AT, dout = v + Sp::VALUES, S = dout + Sp::VALUES, D = S + Sp::STATE;
+        dq = (float *)v, dk = dq + Sp::GATES / 2, dg = dk + Sp::GATES / 2;
+    }
+};
+
+// chunk_scores_grads: dA_tu = scale dout_t . v_u, u <= t: two of the blocks of 16 of the warp's rows
+// in bf16, on the diagonal in fp32.
+template <int WK, int WV>
+static __device__ inline void chunk_scores_grads(GradsTiles<WK, WV> x, float scale)
+{
+    enum { LV = Space<WK, WV>::LV, LDA = Space<WK, WV>::LDA };
+    const int warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP, own = 16 * warp;
+    for (int j = threadIdx.x / CHUNK_THREADS * 2, n = 0; n < 2 && j <= warp; n++, j++) {
+        float d[2][4] = {};
+#pragma unroll
+        for (int k = 0; k < WV / 16; k++)
+            mma16(d, ldmatrix<0>(x.dout + own * LV + 16 * k + row_at(lane, LV)),
+                  ldmatrix<0>(x.v + 16 * j * LV + 16 * k + column_at(lane, LV)));
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            const int r = lane / 4 + i % 4 / 2 * 8, c = i / 4 * 8 + lane % 4 * 2 + i % 2;
+            const float y = scale * d[i / 4][i % 4];
+            floatX *row = x.dA + (own + r) * LDA + 16 * j;
+            if (j < warp)
+                row[c] = (floatX)y;
+            else
+                ((float *)row)[c] = c <= r ? y : 0;
+        }
+    }
+}
+
+// chunk_values_grads: the warp's 16 rows and half the columns of dv = scale A^T dout + (k exp(b_C -
+// b)) D; and what q and k get from S and D: dq = scale dout S^T, dk = v D^T, of half their columns.
+template <int WK, int WV>
+static __device__ inline void chunk_values_grads(floatX *dv, size_t pitch, int rows, int columns,
+                                                 float dq[WK / 16][4], float dk[WK / 16][4],
+                                                 GradsTiles<WK, WV> x, float scale)
+{
+    enum { LK = WK + 8, LV = WV + 8, LB = WK + 4, N = WV / 2, NK = WK / 2 };
+    const int warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP, own = 16 * warp;
+    const int half = threadIdx.x / CHUNK_THREADS;
+    float d[N / 8][4] = {};
+    uint4 left[4], faded_k[WK / 16];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        left[i] = i >= warp ? ldmatrix<1>(x.A + 16 * i * LDC + own + column_at(lane, LDC))
+                            : uint4{};
+    add_product<WV, CS, N>(d, left, NULL, x.dout + half * N + row_at(lane, LV), warp, 3);
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        d[i / 4][i % 4] *= scale;
+#pragma unroll
+    for (int k = 0; k < WK / 16; k++) {
+        const int c = 16 * k + lane % 4 * 2;
+        faded_k[k] = fade_left<-1>(ldmatrix<0>(x.k + own * LK + 16 * k + row_at(lane, LK)),
+                                   x.b + (own + lane / 4) * LB + c, LB, x.b + (CS - 1) * LB + c);
+    }
+    add_product<WV, WK, N>(d, faded_k, NULL, x.D + half * N + row_at(lane, LV), 0, WK);
+    rows_store<N>(dv + half * N, d, 1, pitch, rows, columns - half * N);
+#pragma unroll
+    for (int k = 0; k < WV / 16; k++) {
+        const uint4 dout = ldmatrix<0>(x.dout + own * LV + 16 * k + row_at(lane, LV));
+        const uint4 v = ldmatrix<0>(x.v + own * LV + 16 * k + row_at(lane, LV));
+#pragma unroll
+        for (int n = 0; n < NK / 16; n++) {
+            const int at = (half * NK + 16 * n) * LV + 16 * k + column_at(lane, LV);
+            mma16(&dq[2 * n], dout, ldmatrix<0>(x.S + at));
+            mma16(&dk[2 * n], v, ldmatrix<0>(x.D + at));
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < NK / 2; i++)
+        dq[i / 4][i % 4] *= scale;
+    if (threadIdx.x < WK) { // what flows over the whole chunk: exp(b_C) times row sums of S D
+        const floatX *S = x.S + threadIdx.x * LV, *D = x.D + threadIdx.x * LV;
+        float sum = 0;
+        for (int j = 0; j < WV; j += 8) {
+            const Pack<floatX, 8> s8 = *(const Pack<floatX, 8> *)(S + j);
+            const Pack<floatX, 8> d8 = *(const Pack<floatX, 8> *)(D + j);
+#pragma unroll
+            for (int i = 0; i < 8; i++)
+                sum = fmaf((float)s8.v[i], (float)d8.v[i], sum);
+        }
+        x.sums[10 * WK + threadIdx.x] = sum * exp2_fast(x.b[(CS - 1) * LB + threadIdx.x]);
+    }
+}
+
+// chunk_keys_grads: dq and dk of the warp's 16 rows and half their columns, from those of S and D.
+// The sum for dq, over earlier blocks, is kept relative to b at the end of the last block added, that
+// for dk, over later ones, to b at the end of the block before: to move it takes one factor a column.
+template <int WK, int WV>
+static __device__ inline void chunk_keys_grads(floatX *to_q, size_t q_pitch, floatX *to_k,
+                                               size_t k_pitch, int rows, int columns,
+                                               float dq[WK / 16][4], float dk[WK / 16][4],
+                                               GradsTiles<WK, WV> x)
+{
+    enum { LK = WK + 8, LB = WK + 4, LDA = Space<WK, WV>::LDA, N = WK / 2 };
+    const int warp = threadIdx.x / WARP % 4, lane = threadIdx.x % WARP, own = 16 * warp;
+    const int half = threadIdx.x / CHUNK_THREADS * N, at = own * LB + half;
+    const floatX *qs = x.q + half, *ks = x.k + half;
+    const float *b = x.b + half;
+    for (int j = 0; j < warp; j++) {
+        flow_sum<N>(x.sums + (warp * (warp - 1) / 2 + j) * WK + half, dq, qs + own * LK, LK, b, LB,
+                    warp - 1, j - 1);
+        move_anchor<N>(dq, b, LB, j, j - 1);
+        const uint4 left = ldmatrix<0>(x.dA + own * LDA + 16 * j + row_at(lane, LDA));
+#pragma unroll
+        for (int n = 0; n < N / 16; n++)
+            mma16(&dq[2 * n], left,
+                  ldmatrix<1>(ks + 16 * j * LK + 16 * n + row_at(lane, LK)));
+    }
+    flow_sum<N>(x.sums + (6 + warp) * WK + half, dk, ks + own * LK, LK, b, LB, 3, warp);
+    for (int i = 3; i > warp; i--) {
+        move_anchor<N>(dk, b, LB, i, i - 1);
+        const uint4 left = ldmatrix<1>(x.dA + 16 * i * LDA + own + column_at(lane, LDA));
+#pragma unroll
+        for (int n = 0; n < N / 16; n++)
+            mma16(&dk[2 * n], left,
+                  ldmatrix<1>(qs + 16 * i * LK + 16 * n + row_at(lane, LK)));
+    }
+    grads_finish<N>(to_q + half, q_pitch, rows, columns - half, x.dq + at, dq, qs + own * LK, LK, b,
+                    b + own * LB, LB, warp - 1, 1);
+    grads_finish<N>(to_k + half, k_pitch, rows, columns - half, x.dk + at, dk, ks + own * LK, LK, b,
+                    b + own * LB, LB, warp, -1);
+}
+
+// chunk_gates_grads: dg of the chunk, a thread a channel and a block of 16 rows at a time. dg_t is
+// the sum of all that flows from before t, S or a token w < t, to a token u >= t or to D, and is
+// added up from flows alone: between the block and others suffixes of q dq and prefixes of k dk,
+// past it the sums; only within the block, in fp32, it is a difference.
+template <int WK, int WV>
+static __device__ inline void chunk_gates_grads(float *dg, size_t pitch, int rows, int columns,
+                                                GradsTiles<WK, WV> x)
+{
+    enum { LB = WK + 4 };
+    for (int i = threadIdx.x; i < 4 * WK; i += GRADS_THREADS) {
+        const int c = i % WK, block = i / WK, at = BLOCK * block * LB + c;
+        float past = x.sums[10 * WK + c], in = 0;
+        for (int k = block + 1; k < 4; k++)
+            past += x.sums[(k * (k - 1) / 2 + block) * WK + c];
+        for (int k = 0; k < block; k++)
+            past += x.sums[(6 + k) * WK + c];
+#pragma unroll
+        for (int t = BLOCK - 1; t >= 0; t--) {
+            in += x.dq[at + t * LB];
+            x.dg[at + t * LB] += in;
+        }
+#pragma unroll
+        for (int t = 0; t < BLOCK; t++) {
+            if (BLOCK * block + t < rows && c < columns)
+                dg[(BLOCK * block + t) * pitch + c] = x.dg[at + t * LB] + past;
+            past += x.dk[at + t * LB];
+        }
+    }
+}
+
+// chunk_grads_kernel: dq, dk, dg, dv of a chunk, by a block; two warps have 16 rows, each half of
+// their columns. states, dstates: S before the chunk, D, the gradient of S after it.
+template <int WK, int WV>
+static __global__ void __launch_bounds__(GRADS_THREADS, WK > 64 ? 1 : 2)
+chunk_grads_kernel(floatX *dq, floatX *dk, float *dg, floatX *dv, const floatX *pairs,
+                   const floatX *states, const floatX *dstates, GlaInputs in, GlaShape s)
+{
+    enum { LK = WK + 8, LB = WK + 4, N = WK / 2, LDA = Space<WK, WV>::LDA };
+    extern __shared__ __align__(16) floatX tiles[];
+    const GradsTiles<WK, WV> x(tiles);
+    const int DK = (int)s.DK, DV = (int)s.DV, chunks = (int)((s.T + CS - 1) / CS);
+    const size_t head = blockIdx.x / chunks, h = head % s.NH, t0 = blockIdx.x % chunks * CS;
+    const size_t token = head / s.NH * s.T + t0, values = (token * s.NH + h) * DV;
+    const size_t keys = (token * s.NH + h) * DK, size = (size_t)DK * DV;
+    const int rows = (int)(s.T - t0), own = threadIdx.x / WARP % 4 * 16;
+    const int half = threadIdx.x / CHUNK_THREADS * N, at = own * LB + half;
+    const size_t to_q = (token + own) * s.q_pitch + h * DK;
+    const size_t to_k = (token + own) * s.k_pitch + h * DK;
+    const size_t to_v = (token + own) * s.v_pitch + h * DV;
+    float dq_own[WK / 16][4] = {}, dk_own[WK / 16][4] = {};
+    tile_fetch<CS, WK, GRADS_THREADS>(x.q, in.q + token * s.q_pitch + h * DK, (int)s.q_pitch, rows,
+                                      DK);
+    tile_fetch<CS, WK, GRADS_THREADS>(x.k, in.k + token * s.k_pitch + h * DK, (int)s.k_pitch, rows,
+                                      DK);
+    tile_fetch<CS, WV, GRADS_THREADS>(x.v, in.v + token * s.v_pitch + h * DV, (int)s.v_pitch, rows,
+                                      DV);
+    tile_fetch<CS, WV, GRADS_THREADS>(x.dout, in.dout + values, (int)s.NH * DV, rows, DV);
+    gates_fetch<WK, GRADS_THREADS>(x.b, in.g + keys, s.NH * DK, rows, DK);
+    state_fetch<WK, WV, GRADS_THREADS>(x.S, states + blockIdx.x * size, DK, DV);
+    state_fetch<WK, WV, GRADS_THREADS>(x.D, dstates + blockIdx.x * size, DK, DV);
+    for (int i = threadIdx.x; i < CS * CS / 8; i += GRADS_THREADS)
+        if (i % 8 / 2 <= i / 8 / 16) // above the diagonal there is nothing
+            copy_async(x.A + i / 8 * LDC + i % 8 * 8,
+                       pairs + (size_t)blockIdx.x * CS * CS + i * 8, true);
+    copy_wait();
+    __syncthreads();
+    gates_sum<WK>(x.b);
+    chunk_scores_grads(x, s.scale);
+    __syncthreads();
+    chunk_values_grads(dv + to_v, s.v_pitch, rows - own, DV, dq_own, dk_own, x, s.scale);
+    __syncthreads(); // v, dout, S and D have been read
+    diagonal_grads<WK, N>(x.dq + at, x.dk + at, x.dg + at, x.q + own * LK + half,
+                          x.k + own * LK + half, x.b + at, (float *)(x.dA + own * LDA + own), LDA / 2,
+                          own == 0);
+    __syncthreads();
+    chunk_keys_grads(dq + to_q, s.q_pitch, dk + to_k, s.k_pitch, rows - own, DK, dq_own, dk_own, x);
+    __syncthreads();
+    chunk_gates_grads(dg + keys, s.NH * DK, rows, DK, x);
+}
+
+// chunk_states: launch chunk_states_kernel, with as many values a block as leave it 200 blocks.
+template <int WK, int N, int BACK>
+static void chunk_states(floatX *states, float *last, const float *first, GlaInputs in, GlaShape s,
+                         cudaStream_t stream)
+{
+    enum { R = WK < 64 ? WK : 64, STAGE = CS * (R + 8 + N + 8 + 2 * (R + 4)) };
+    const size_t blocks = s.B * s.NH * ((s.DK + R - 1) / R) * ((s.DV + N - 1) / N);
+    if constexpr (N > 16)
+        if (blocks < 200)
+            return chunk_states<WK, N / 2, BACK>(states, last, first, in, s, stream);
+    LAUNCH((chunk_states_kernel<R, N, BACK>), blocks, 2 * R, 4 * STAGE, stream, states, last, first,
+           in, s);
+}
+#endif
+
 // ---- the launchers
 
+// gla_form: the form for heads of DK keys and DV values where --form asks for `form`. AUTO: by chunks,
+// in BF16 and where the GPU has the shared memory, from 32 keys on. Dies if CHUNK cannot be had.
+static int gla_form(size_t DK, size_t DV, int form)
+{
+    int most = 0, need = 1;
+#ifdef PRECISION_BF16
+    CUDA_CHECK(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0));
+    WITH_WIDTHS(DK, DV, need = Space<WK, WV>::GRADS_BYTES);
+#endif
+    const int takes = DK % 8 == 0 && DV % 8 == 0 && DK <= 128 && DV <= 128 && need <= most;
+    if (form == CHUNK && !takes)
+        die(EXIT_USAGE, "--form chunk: heads of %zu keys and %zu values in " PRECISION_NAME
+            "; expected multiples of 8 up to 128, in BF16, on a GPU with the shared memory of "
+            "sm_90\nhint: --form auto", DK, DV);
+    return form != AUTO ? form : takes && DK >= 32 ? CHUNK : RECURRENT;
+}
+
 // What a forward pass keeps for the backward pass, NC = ceil(T / 64). Tokens: tiles (B,NH,NC,DK,DV)
-// = S before each 64, NULL: not kept.
+// = S before each 64, NULL: not kept. Chunks: the same in states, which the forward pass needs; and
+// pairs (B,NH,NC,64,64) = A, NULL: not kept.
 typedef struct {
     float *tiles;
+    floatX *states, *pairs;
 } GlaKept;
 
 // gla_forward: o (B,T,NH,DV) = of every head, S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T, o_t = scale
 // S_t^T q_t: q, k (B,T,NH,DK), v (B,T,NH,DV), g (B,T,NH,DK) in [-30,0]. S_0 = initial
-// (B,NH,DK,DV), NULL: zero; final (B,NH,DK,DV) = S_T, may alias initial; kept =. DK, DV <= 256.
+// (B,NH,DK,DV), NULL: zero; final (B,NH,DK,DV) = S_T (CHUNK: unless NULL), may alias initial; kept
+// =. form: RECURRENT, DK, DV <= 256; or CHUNK if gla_form gives it, with floatX arrays and their
+// rows that start on 16 bytes.
 static void gla_forward(floatX *o, GlaKept kept, float *final, const floatX *q, const floatX *k,
                         const float *g, const floatX *v, const float *initial, GlaShape s, int form,
                         cudaStream_t stream)
 {
     const GlaInputs in = {q, k, v, NULL, g};
-    assert(s.DK <= HEAD_MOST && s.DV <= HEAD_MOST && s.T < INT_MAX && s.NH < INT_MAX);
+    assert(s.DK <= HEAD_MOST && s.DV <= HEAD_MOST && s.T < INT_MAX / 2 && s.q_pitch < INT_MAX &&
+           s.k_pitch < INT_MAX && s.v_pitch < INT_MAX);
+#ifdef PRECISION_BF16
+    const size_t chunks = s.B * s.NH * ((s.T + CS - 1) / CS);
+    if (form == CHUNK) {
+        WITH_WIDTHS(s.DK, s.DV,
+            chunk_states<WK, WV < 64 ? WV : 64, 0>(kept.states, final, initial, in, s, stream);
+            LAUNCH((chunk_output_kernel<WK, WV>), chunks, CHUNK_THREADS,
+                   (Space<WK, WV>::OUTPUT_BYTES), stream, o, kept.pairs, kept.states, in, s));
+        return;
+    }
+#endif
     WITH_HEAD(s.DK, LAUNCH((recurrent_kernel<P, PASS_O>), s.B * s.NH * ((s.DV + COLS - 1) / COLS),
                            COLS * P, 0, stream, o, s.NH * s.DV, NULL, kept.tiles, final, initial,
                            NULL, in, s));
@@ -205,14 +877,27 @@ static void gla_forward(floatX *o, GlaKept kept, float *final, const floatX *q, 
 
 // gla_backward: dq, dk, dv, laid out as q, k and v, dg (B,T,NH,DK) =, dinitial (B,NH,DK,DV) =
 // (NULL: not asked for), from d_o (B,T,NH,DV), dfinal (B,NH,DK,DV), the gradient of S_T (NULL:
-// zero), and the forward's kept, final, q, k, g, v and initial.
+// zero), and the forward's kept, final (CHUNK: not read), q, k, g, v and initial. dstates
+// (B,NH,NC,DK,DV): scratch of CHUNK.
 static void gla_backward(floatX *dq, floatX *dk, float *dg, floatX *dv, float *dinitial,
-                         const floatX *d_o, const float *dfinal, GlaKept kept, const float *final,
-                         const floatX *q, const floatX *k, const float *g, const floatX *v,
-                         const float *initial, GlaShape s, int form, cudaStream_t stream)
+                         floatX *dstates, const floatX *d_o, const float *dfinal, GlaKept kept,
+                         const float *final, const floatX *q, const floatX *k, const float *g,
+                         const floatX *v, const float *initial, GlaShape s, int form,
+                         cudaStream_t stream)
 {
     const GlaInputs in = {q, k, v, d_o, g};
     const size_t keys = s.B * s.NH * ((s.DK + COLS - 1) / COLS);
+#ifdef PRECISION_BF16
+    const size_t chunks = s.B * s.NH * ((s.T + CS - 1) / CS);
+    if (form == CHUNK) {
+        WITH_WIDTHS(s.DK, s.DV,
+            chunk_states<WK, WV < 64 ? WV : 64, 1>(dstates, dinitial, dfinal, in, s, stream);
+            LAUNCH((chunk_grads_kernel<WK, WV>), chunks, GRADS_THREADS,
+                   (Space<WK, WV>::GRADS_BYTES), stream, dq, dk, dg, dv, kept.pairs, kept.states,
+                   dstates, in, s));
+        return;
+    }
+#endif
     WITH_HEAD(s.DV,
         LAUNCH((recurrent_kernel<P, PASS_DQ>), keys, COLS * P, 0, stream, dq, s.q_pitch, dg, NULL,
                NULL, initial, NULL, in, s);
@@ -967,7 +1652,7 @@ typedef struct {
 // Gradients of one layer's activations, used again by every layer, and scratch.
 typedef struct {
     float *partial, *dg, *da;
-    floatX *dx, *dr, *dxc, *drow, *dlow, *dz, *d_o, *dc, *dgu, *dh, *dlogits;
+    floatX *dx, *dr, *dxc, *drow, *dlow, *dz, *dstates, *d_o, *dc, *dgu, *dh, *dlogits;
 } Dacts;
 
 // Decoding: what the layers remember, S of every head and the last inputs of the convolution;
@@ -1055,6 +1740,7 @@ static void model_plan(Model *m, const Config *config)
     const size_t W = m->W = 2 * (size_t)config->conv, L_conv = W ? L : 0;
     const size_t L_free = config->key == FREE ? L : 0, B_free = L_free ? B : 0;
     const size_t D = m->decode_B = B < 32 ? B : 32, size = DK * DV;
+    const size_t by_chunk = config->form == CHUNK ? L : 0;
     const size_t eval_B = std::min(B, B * T / shape.eval_T); // its chunks may be more
     const size_t chunks = NH * std::max(B * ((T + CS - 1) / CS),
                                         eval_B * ((shape.eval_T + CS - 1) / CS));
@@ -1078,7 +1764,9 @@ static void model_plan(Model *m, const Config *config)
         SPACED("k", floatX, P, C, Acts, k, L, B, T, K),
         DEVICE("low", floatX, Acts, low, L_free, B, T, RANK),
         DEVICE("g", float, Acts, g, L, B, T, K), DEVICE("o", floatX, Acts, o, L, B, T, C),
-        DEVICE("states", float, Acts, kept.tiles, L, chunks, size),
+        DEVICE("tiles, 64", float, Acts, kept.tiles, L - by_chunk, chunks, size),
+        DEVICE("states", floatX, Acts, kept.states, by_chunk, chunks, size),
+        DEVICE("pairs", floatX, Acts, kept.pairs, by_chunk, chunks, CS, CS),
         DEVICE("S", float, Acts, S, L, B, NH, size), DEVICE("c", floatX, Acts, c, L, B, T, C),
         DEVICE("mid", float, Acts, mid, L, B, T, C), DEVICE("r2", floatX, Acts, r2, L, B, T, C),
         DEVICE("rstd2", float, Acts, rstd2, L, B, T),
@@ -1096,6 +1784,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("dc", floatX, Dacts, dc, B, T, C), DEVICE("dgu", floatX, Dacts, dgu, B, T, 2 * H),
         DEVICE("dh", floatX, Dacts, dh, B, T, H),
         DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
+        DEVICE("dstates", floatX, Dacts, dstates, by_chunk ? chunks : 0, size),
         DEVICE("partial", float, Dacts, partial, partial_size(m)),
     };
     const DeviceTensor decoder[] = {
@@ -1149,13 +1838,16 @@ template <typename X> static X *from(X *x, size_t n)
 static Acts layer_acts(const Model *m, size_t l)
 {
     const size_t n = l * m->B * m->T, C = n * m->C, K = n * m->K, P = n * m->P, H = n * m->H;
-    const size_t heads = l * m->B * m->NH * m->DK * m->DV, chunks = heads * ((m->T + CS - 1) / CS);
+    const size_t heads = l * m->B * m->NH, size = m->DK * m->DV;
+    const size_t chunks = heads * ((m->T + CS - 1) / CS);
     const Acts *a = &m->acts;
-    return {.x = a->x + C, .rstd1 = a->rstd1 + n, .g = a->g + K, .S = a->S + heads,
+    return {.x = a->x + C, .rstd1 = a->rstd1 + n, .g = a->g + K, .S = a->S + heads * size,
             .mid = a->mid + C, .rstd2 = a->rstd2 + n, .r1 = a->r1 + C,
             .xc = (m->W ? a->xc : a->r1) + C, .row = a->row + P, .k = a->k + P,
             .low = from(a->low, n * RANK), .o = a->o + C, .c = a->c + C, .r2 = a->r2 + C,
-            .gu = a->gu + 2 * H, .h = a->h + H, .kept = {a->kept.tiles + chunks}};
+            .gu = a->gu + 2 * H, .h = a->h + H, 
+            .kept = {from(a->kept.tiles, chunks * size), from(a->kept.states, chunks * size),
+                     from(a->kept.pairs, chunks * CS * CS)}};
 }
 
 // layer_params: the parameters of layer l, or their gradients.
@@ -1255,8 +1947,8 @@ static void block_backward(const Model *m, Acts k, Params p, Params g, Copies w,
     matmul_backward_weight(g.out_w, 0, NULL, d.partial, dx, k.c, N, C, C, C, 1, stream);
     matmul_backward_input(d.dc, dx, w.out_w, N, C, C, stream);
     read_backward(d.d_o, d.drow, p.aug_w ? d.da : NULL, d.dc, k.o, k.row, p.aug_w, tokens, stream);
-    gla_backward(d.drow, dk, d.dg, d.drow + K, NULL, d.d_o, NULL, k.kept, k.S, k.row, k.k, k.g,
-                 k.row + K, NULL, gla_shape(m, B, T), m->config.form, stream);
+    gla_backward(d.drow, dk, d.dg, d.drow + K, NULL, d.dstates, d.d_o, NULL, k.kept, k.S, k.row,
+                 k.k, k.g, k.row + K, NULL, gla_shape(m, B, T), m->config.form, stream);
     gates_backward(d.drow, d.dz, g.aug_w, d.partial, d.dg, d.d_o, d.da, k.row, k.g, p.aug_w,
                    m->tau, tokens, stream);
     matmul_backward_weight(g.qv_w, 0, NULL, d.partial, d.drow, k.xc, N, C, K + C, P, 1, stream);
@@ -1714,6 +2406,8 @@ int main(int argc, char **argv)
     threads_set(config.training.threads);
     task_open(&TASKS[config.task], &config.task_options, &config.training, &options, 0);
     const char *gpu = cuda_start();
+    const size_t K = config.key_channels ? config.key_channels : config.channels / 2;
+    config.form = gla_form(K / config.heads, config.channels / config.heads, config.form);
     model_plan(&model, &config);
     options_print(stdout, "", &options);
     char name[64];

@@ -11,10 +11,13 @@ static const BenchKernel kernels[] = {
     {1, "recurrence, S in memory", run_backward_recurrent<0>, refuse_naive},
     {2, "recurrence, a row a thread", run_backward_recurrent<1>, refuse_registers},
     {3, "chunks as loops, fp32", run_backward_plain, refuse_naive},
+    {4, "train_metala's, by tokens", run_backward_trainer<RECURRENT>, refuse_tokens},
 #ifdef PRECISION_BF16
-    {4, "16 tokens a step, tensor cores", run_backward_walk<1>, refuse_walk},
-    {5, "4, few heads cut in segments", run_backward_walk<0>, refuse_walk},
-    {6, "forward + backward", run_both, refuse_walk},
+    {5, "train_metala's, states of 64 tokens", run_backward_trainer<CHUNK>, refuse_trainer},
+    {6, "16 tokens a step, tensor cores", run_backward_walk<1>, refuse_walk},
+    {7, "6, few heads cut in segments", run_backward_walk<0>, refuse_walk},
+    {8, "5, forward + backward", run_both_trainer<CHUNK>, refuse_trainer},
+    {9, "7, forward + backward", run_both, refuse_walk},
 #endif
 };
 

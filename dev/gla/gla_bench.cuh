@@ -1,9 +1,11 @@
 // gla_bench.cuh: what the ladders of gated linear attention share: shapes, inputs, references, rows
-// of their tables.
+// of their tables. Some of the kernels are train_metala.cu's own, which is included whole.
 #ifndef SEQ_DEV_GLA_BENCH_CUH
 #define SEQ_DEV_GLA_BENCH_CUH
 
-#pragma nv_diag_suppress 177 // most of what a trainer needs is not used here
+#define TESTING
+#pragma nv_diag_suppress 177 // most of the trainer is not used here
+#include "../../train_metala.cu"
 #include "gla_walk.cuh"
 #include "../bench.cuh"
 #include "gla_plain.cuh"
@@ -12,18 +14,22 @@
 static const BenchType GLA_TYPE = sizeof(floatX) == 2 ? BENCH_BF16 : BENCH_F32;
 
 // Gates. MetaLA's, g = ln sigmoid(z) / 16 and k = 1 - exp(g): z around 0, -5, -10, -21, 3 with
-// deviation 1. HGRN2's, g = ln sigmoid(f): f around -2. Free keys: z around 0, deviation 2. Hard: g
-// 0, down to -50, or -infinity. No gate: g 0. Alike: z 0 throughout.
-typedef enum { FREE, Z_0, Z_5, Z_10, Z_21, Z_3, HGRN2, HARD, OPEN, ALIKE, KINDS } GateKind;
+// deviation 1. HGRN2's, g = ln sigmoid(f): f around -2. Z_FREE: free keys, z around 0, deviation 2.
+// HARD: g 0 or down to -30; BEYOND: down to -50, or -infinity. OPEN: g 0. ALIKE: z 0 throughout.
+typedef enum {
+    Z_FREE, Z_0, Z_5, Z_10, Z_21, Z_3, HGRN2, HARD, BEYOND, OPEN, ALIKE, KINDS
+} GateKind;
 static const char *const KIND_NAMES[] = {"", " z 0", " z -5", " z -10", " z -21", " z 3",
-                                         " HGRN2 f -2", " g to -inf", " g 0", " z 0 constant"};
+                                         " HGRN2 f -2", " g to -30", " g to -inf", " g 0",
+                                         " z 0 constant"};
 
 // Inputs and outputs, in the order of their buffers.
 enum { Q, K, G, V, DOUT, INITIAL, DFINAL, INPUTS };
 enum { OUT, FINAL, DQ, DK_, DG, DV_, DINITIAL, OUTPUTS };
 
 // A shape on the device. Inputs stand between rows of NaN; S_0 and the gradient of S_T are NULL
-// unless stateful. work, dots, states, last, out: of the plain kernels; walk: of the others.
+// unless stateful. work, dots, row_states, last, out: of the plain kernels; kept, dstates: of the
+// trainer's; walk, dims: of those of gla_walk.cuh.
 typedef struct {
     size_t B, T, NH, DK, DV;
     GateKind kind;
@@ -33,7 +39,8 @@ typedef struct {
     void *in[INPUTS];
     double *refs[OUTPUTS];
     float *work, *dots, *last, *row_states;
-    floatX *out;
+    floatX *out, *dstates;
+    GlaKept kept;
 #ifdef PRECISION_BF16
     GlaWork walk;
     Gla dims;
@@ -71,9 +78,11 @@ static float gate_of(GateKind kind, uint64_t i)
 {
     static const float centres[KINDS] = {0, 0, -5, -10, -21, 3, -2};
     const float u = bench_uniform(6, i), centre = centres[kind];
-    const float z = kind == ALIKE ? 0 : centre + (kind == FREE ? 2 : 1) * normal(5, i);
+    const float z = kind == ALIKE ? 0 : centre + (kind == Z_FREE ? 2 : 1) * normal(5, i);
     const float sigmoid = (z < 0 ? z : 0) - log1pf(expf(-fabsf(z)));
     if (kind == HARD)
+        return u < 0.3f ? 0 : -30 * bench_uniform(7, i);
+    if (kind == BEYOND)
         return u < 0.3f ? 0 : u < 0.9f ? -50 * bench_uniform(7, i) : -INFINITY;
     return kind == OPEN ? 0 : kind == HGRN2 ? sigmoid : sigmoid / 16;
 }
@@ -83,7 +92,7 @@ static float *ladder_input(const Ladder *x, int input, size_t b_period, size_t h
 {
     const size_t n = ladder_elements(x, input, 1), state = x->DK * x->DV;
     const size_t width = input == V || input == DOUT ? x->DV : x->DK;
-    const int free_keys = x->kind == FREE || x->kind == OPEN || x->kind == HARD;
+    const int free_keys = x->kind == Z_FREE || x->kind >= HARD;
     float *h = (float *)alloc_zero(n, 4, "input");
 #pragma omp parallel for
     for (size_t i = 0; i < n; i++) {
@@ -154,6 +163,11 @@ static void ladder_scratch(Ladder *x)
     x->last = scratch_of<float>(state);
     x->row_states = scratch_of<float>(state);
     x->out = scratch_of<floatX>(heads * x->T * x->DV);
+    const size_t states = heads * ((x->T + CS - 1) / CS);
+    x->kept.tiles = scratch_of<float>(states * x->DK * x->DV);
+    x->kept.states = scratch_of<floatX>(states * x->DK * x->DV);
+    x->kept.pairs = scratch_of<floatX>(states * CS * CS);
+    x->dstates = scratch_of<floatX>(states * x->DK * x->DV);
 #ifdef PRECISION_BF16
     const size_t steps = heads * ((x->T + ST - 1) / ST), chunks = heads * ((x->T + CS - 1) / CS);
     x->dims = gla_dims(x->B, x->T, x->NH, x->DK, x->DV, x->NH * x->DK, x->NH * x->DK,
@@ -197,7 +211,8 @@ static Ladder ladder_setup(size_t B, size_t T, size_t NH, size_t DK, size_t DV, 
 // ladder_free: give all of it back.
 static void ladder_free(Ladder *x)
 {
-    void *scratch[] = {x->work, x->dots, x->last, x->row_states, x->out};
+    void *scratch[] = {x->work, x->dots, x->last, x->row_states, x->out, x->dstates,
+                       x->kept.tiles, x->kept.states, x->kept.pairs};
     for (int i = 0; i < INPUTS; i++)
         bench_free(&x->inputs[i]);
     for (int o = 0; o < OUTPUTS; o++) {
@@ -314,7 +329,62 @@ static void run_backward_plain(const void *problem, cudaStream_t stream)
            IN(x, Q), IN(x, K), GATES(x), IN(x, V), plain_of(x));
 }
 
+// trainer_shape: for the trainer's kernels.
+static GlaShape trainer_shape(const Ladder *x)
+{
+    return {x->B, x->T, x->NH, x->DK, x->DV, x->NH * x->DK, x->NH * x->DK, x->NH * x->DV, x->scale};
+}
+
+// trainer_kept: what its form keeps.
+static GlaKept trainer_kept(const Ladder *x, int form)
+{
+    return {form == RECURRENT ? x->kept.tiles : NULL, x->kept.states, x->kept.pairs};
+}
+
+// run_forward_trainer: KEEP: what a backward pass needs too.
+template <int FORM, int KEEP>
+static void run_forward_trainer(const void *problem, cudaStream_t stream)
+{
+    const Ladder *x = (const Ladder *)problem;
+    GlaKept kept = trainer_kept(x, FORM);
+    if (!KEEP)
+        kept.tiles = NULL, kept.pairs = NULL;
+    gla_forward(OUT_OF(x, OUT), kept, STATE(x, FINAL), IN(x, Q), IN(x, K), GATES(x), IN(x, V),
+                (const float *)x->in[INITIAL], trainer_shape(x), FORM, stream);
+}
+
+// run_backward_trainer: from what the last forward pass of that form kept.
+template <int FORM> static void run_backward_trainer(const void *problem, cudaStream_t stream)
+{
+    const Ladder *x = (const Ladder *)problem;
+    gla_backward(OUT_OF(x, DQ), OUT_OF(x, DK_), STATE(x, DG), OUT_OF(x, DV_), STATE(x, DINITIAL),
+                 x->dstates, IN(x, DOUT), (const float *)x->in[DFINAL], trainer_kept(x, FORM),
+                 STATE(x, FINAL), IN(x, Q), IN(x, K), GATES(x), IN(x, V),
+                 (const float *)x->in[INITIAL], trainer_shape(x), FORM, stream);
+}
+
+// run_both_trainer: forward, then backward, as a training step has them.
+template <int FORM> static void run_both_trainer(const void *problem, cudaStream_t stream)
+{
+    run_forward_trainer<FORM, 1>(problem, stream);
+    run_backward_trainer<FORM>(problem, stream);
+}
+
+// refuse_tokens: why the trainer's recurrence does not take a shape, or NULL.
+static const char *refuse_tokens(const void *problem)
+{
+    return ((const Ladder *)problem)->kind == BEYOND ? "g below -30" : refuse_registers(problem);
+}
+
 #ifdef PRECISION_BF16
+// refuse_trainer: why its chunks do not take a shape, or NULL.
+static const char *refuse_trainer(const void *problem)
+{
+    const Ladder *x = (const Ladder *)problem;
+    const int fits = x->DK % 8 == 0 && x->DV % 8 == 0 && x->DK <= 128 && x->DV <= 128;
+    return x->kind == BEYOND ? "g below -30" : fits ? NULL : "DK and DV of 8, 16, ..., 128";
+}
+
 // refuse_walk: why the tensor cores do not take a shape, or NULL.
 static const char *refuse_walk(const void *problem)
 {
@@ -383,6 +453,17 @@ static int ladder_outputs(BenchOutput *to, Ladder *x, int backward)
     return count;
 }
 
+// ladder_keep: what the trainer's backward kernels that run take from a forward pass.
+static void ladder_keep(const Ladder *x, const BenchOptions *bench)
+{
+    if (!refuse_tokens(x) && (!bench->kernel || bench->kernel == 4))
+        run_forward_trainer<RECURRENT, 1>(x, 0);
+#ifdef PRECISION_BF16
+    if (!refuse_trainer(x) && (!bench->kernel || bench->kernel == 5))
+        run_forward_trainer<CHUNK, 1>(x, 0);
+#endif
+}
+
 // ladder_case: the table's kernels on one shape, forward or backward; returns the failures. Bytes:
 // every input and output once.
 static int ladder_case(Ladder *x, const BenchKernel *kernels, int num_kernels, int backward,
@@ -394,6 +475,8 @@ static int ladder_case(Ladder *x, const BenchKernel *kernels, int num_kernels, i
              backward ? "backward" : "forward", sizeof(floatX) == 2 ? "bf16" : "fp32", x->B, x->T,
              x->NH, x->DK, x->DV, KIND_NAMES[x->kind], x->stateful ? ", S_0 given" : "");
     const int count = ladder_outputs(outputs, x, backward);
+    if (backward)
+        ladder_keep(x, bench);
     const double tokens = (double)(x->B * x->T * x->NH), keys = tokens * (double)x->DK;
     const double size = sizeof(floatX), values = tokens * (double)x->DV;
     const double bytes = backward ? keys * (4 * size + 8) + values * 3 * size
@@ -423,6 +506,7 @@ static size_t wild(const BenchBuffer *b, BenchType type, size_t n, size_t width,
 static int ladder_nan(Ladder *x, const BenchKernel *k, int backward)
 {
     BenchOutput outputs[OUTPUTS];
+    const BenchOptions chosen = {k->num};
     const int count = ladder_outputs(outputs, x, backward);
     int failed = 0;
     for (int i = 0; i <= (backward ? DOUT : V); i++) {
@@ -432,6 +516,8 @@ static int ladder_nan(Ladder *x, const BenchKernel *k, int backward)
         size_t seen = 0, spread = 0;
         CUDA_CHECK(cudaMemcpy(saved, p, size, cudaMemcpyDeviceToHost));
         CUDA_CHECK(cudaMemset(p, 0xFF, size));
+        if (backward)
+            ladder_keep(x, &chosen);
         k->fn(x, 0);
         CUDA_CHECK(cudaDeviceSynchronize());
         CUDA_CHECK(cudaMemcpy(p, saved, size, cudaMemcpyHostToDevice));
@@ -497,7 +583,7 @@ static int ladder_properties(const BenchKernel *kernels, int num_kernels, int ba
     int failed = 0;
     for (const BenchKernel *k = kernels; k < kernels + num_kernels; k++)
         if (!bench->kernel || bench->kernel == k->num) {
-            Ladder x = ladder_setup(1, 150, 3, 32, 16, FREE, 1, 1, 3);
+            Ladder x = ladder_setup(1, 150, 3, 32, 16, Z_FREE, 1, 1, 3);
             failed += ladder_nan(&x, k, backward);
             failed += !backward && ladder_causal(&x, k);
             ladder_free(&x);

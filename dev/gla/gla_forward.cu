@@ -11,9 +11,11 @@ static const BenchKernel kernels[] = {
     {1, "recurrence, S in memory", run_forward_recurrent<0>, refuse_naive},
     {2, "recurrence, a column a thread", run_forward_recurrent<1>, refuse_registers},
     {3, "chunks as loops, fp32", run_forward_plain, refuse_naive},
+    {4, "train_metala's, by tokens", run_forward_trainer<RECURRENT, 0>, refuse_tokens},
 #ifdef PRECISION_BF16
-    {4, "16 tokens a step, tensor cores", run_forward_walk<1>, refuse_walk},
-    {5, "4, few heads cut in segments", run_forward_walk<0>, refuse_walk},
+    {5, "train_metala's, states of 64 tokens", run_forward_trainer<CHUNK, 0>, refuse_trainer},
+    {6, "16 tokens a step, tensor cores", run_forward_walk<1>, refuse_walk},
+    {7, "6, few heads cut in segments", run_forward_walk<0>, refuse_walk},
 #endif
 };
 

@@ -476,7 +476,7 @@ key_walk_kernel(floatX *dx, float *dg, float *dots, uint4 *states, const floatX 
             float R[2] = {};
 #pragma unroll
             for (int n = 0; n < W / 16; n++) {
-                const uint4 S_n = inside || w.slab / 16 + warp < DKS ? kept[n * WARP] : uint4{};
+                const uint4 S_n = w.slab / 16 + warp < DKS ? kept[n * WARP] : uint4{};
                 const uint32_t x[] = {S_n.x, S_n.y, S_n.z, S_n.w};
 #pragma unroll
                 for (int k = 0; k < 8; k++)

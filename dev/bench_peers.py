@@ -7,8 +7,9 @@
     bench_peers.py --scan-real BIN --scan-complex BIN    of dev/scan/
     bench_peers.py --only linear gpt2     some of quadratic, linear, transformer,
                                       linear-transformer, gpt2, cumsum, logcumsumexp, scan,
-                                      attention, delta, deltanet-length
+                                      attention, delta, gla, deltanet-length
     bench_peers.py --delta-forward BIN --delta-backward BIN     with the ladders of dev/delta/
+    bench_peers.py --gla-forward BIN --gla-backward BIN     with those of dev/gla/
     bench_peers.py --only gateloop    a step of train_gateloop beside two scans
     bench_peers.py --dry-run          what would be run
     bench_peers.py --smoke            tiny sizes, on the CPU where there is no GPU; records nothing
@@ -44,6 +45,10 @@ graph, L2 flushed before every call. Ours is the fastest bf16 kernel of the ladd
 forward and backward is a kernel of that name or, without one, the sum of the two ladders. The rate
 counts q, k, v, out, beta and their gradients, each moved once. Of fla only the package fla-core is
 needed (and of its needs einops and packaging, beside PyTorch and Triton).
+
+Gated linear attention: its chunk_gla likewise, gates fp32, ln sigmoid(z) / 16 with z around 0, k =
+1 - exp(g), which is MetaLA's. --fla-configs N: fla chooses only among the first N configurations of
+each kernel, as its search for the backward kernels takes long; rows say so.
 
 deltanet-length: dev/figures/deltanet_length.sh, a step of train_deltanet at the longest T beside
 the shortest, B T constant; there is no peer.
@@ -105,6 +110,8 @@ BACKENDS = {"flash": "FLASH_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 DIRECTIONS = ("forward", "forward+backward")
 DELTA = (8, 2048, 16, 128), (1, 16384, 16, 128), (32, 512, 16, 64), (8, 2048, 32, 64)
 TINY_DELTA = ((2, 18, 2, 16),)
+GLA = (8, 2048, 16, 128, 128), (1, 16384, 16, 128, 128), (32, 512, 16, 64, 64)
+TINY_GLA = ((2, 18, 2, 16, 8),)
 BOS, SEP, EOS, LETTER, VOCAB, IGNORE = 0, 1, 2, 3, 29, -1
 EPS = 1e-8
 
@@ -788,9 +795,23 @@ def peer_attention(args, direction, shape, backend, _):
     return Measured(ms, rate, f"torch {torch.__version__}, {backend}, {how}")
 
 
-def delta_rule():
+def fla_few(args):
+    """Before fla is imported: of each kernel that Triton tunes only --fla-configs configurations
+    remain. Returns a note for the row."""
+    if not args.fla_configs:
+        return ""
+    import triton
+    if not hasattr(triton, "autotune_all"):
+        triton.autotune_all = triton.autotune
+        triton.autotune = lambda configs, *rest, **more: triton.autotune_all(
+            configs[:args.fla_configs], *rest, **more)
+    return f", {args.fla_configs} configurations"
+
+
+def delta_rule(args):
     """fla's chunk_delta_rule, or Skip."""
     try:
+        fla_few(args)
         from fla.ops.delta_rule import chunk_delta_rule
         return chunk_delta_rule
     except Exception as e:  # it imports much, of many versions
@@ -810,7 +831,7 @@ def delta_recurrent(q, k, v, beta):
 
 def peer_delta(args, direction, shape):
     device = torch_device(args)
-    rule = delta_rule() if device == "cuda" else delta_recurrent
+    rule = delta_rule(args) if device == "cuda" else delta_recurrent
     B, T, NH, HS = shape
     torch.manual_seed(1)
     q, k, v, dout = (torch.randn(shape, device=device) for _ in range(4))
@@ -830,8 +851,58 @@ def peer_delta(args, direction, shape):
     call, how = warm_capture(step) if device == "cuda" else (step, "on the CPU")
     unrelated = torch.zeros(2**26 if device == "cuda" else 1, device=device)  # 256 MiB
     ms = median_ms(call, 30, device, lambda: unrelated.sum())
-    what = f"fla {sys.modules['fla'].__version__}, " if "fla" in sys.modules else ""
-    return Measured(ms, delta_rate(direction, shape, ms), f"{what}torch {torch.__version__}, {how}")
+    return Measured(ms, delta_rate(direction, shape, ms), fla_version(args) + how)
+
+
+def fla_version(args):
+    fla = sys.modules.get("fla")
+    few = fla_few(args) if fla else ""
+    return (f"fla {fla.__version__}{few}, " if fla else "") + f"torch {torch.__version__}, "
+
+
+def gated_attention(args):
+    """fla's chunk_gla, or Skip."""
+    try:
+        fla_few(args)
+        from fla.ops.gla import chunk_gla
+        return chunk_gla
+    except Exception as e:
+        raise Skip(f"no flash-linear-attention (fla-core): {first_line(e)}")
+
+
+def gated_recurrent(q, k, v, g):
+    """The definition, for --smoke where fla has no kernels."""
+    B, T, NH, DK = q.shape
+    S, out = q.new_zeros(B, NH, DK, v.shape[3]), []
+    for t in range(T):
+        S = g[:, t, :, :, None].exp() * S + torch.einsum("bhi,bhj->bhij", k[:, t], v[:, t])
+        out.append(torch.einsum("bhij,bhi->bhj", S, q[:, t].to(S.dtype)) / math.sqrt(DK))
+    return torch.stack(out, 1), None
+
+
+def peer_gla(args, direction, shape):
+    device = torch_device(args)
+    attention = gated_attention(args) if device == "cuda" else gated_recurrent
+    B, T, NH, DK, DV = shape
+    torch.manual_seed(1)
+    q, z = (torch.randn((B, T, NH, DK), device=device) for _ in range(2))
+    v, dout = (torch.randn((B, T, NH, DV), device=device) for _ in range(2))
+    g = F.logsigmoid(z) / 16
+    q, k, v, dout = (x.bfloat16() for x in (q, -torch.expm1(g), v, dout))
+    inputs = q, k, v, g
+    for x in inputs:
+        x.requires_grad_(direction != "forward")
+
+    def step():
+        out, _ = attention(*inputs)
+        if direction != "forward":
+            torch.autograd.grad(out, inputs, dout.to(out.dtype))
+
+    progress(f"gla {direction} {shape}: fla tunes its kernels")
+    call, how = warm_capture(step) if device == "cuda" else (step, "on the CPU")
+    unrelated = torch.zeros(2**26 if device == "cuda" else 1, device=device)  # 256 MiB
+    ms = median_ms(call, 30, device, lambda: unrelated.sum())
+    return Measured(ms, gla_rate(direction, shape, ms), fla_version(args) + how)
 
 
 # -----------------------------------------------------------------------------
@@ -1079,20 +1150,27 @@ def delta_rate(direction, shape, ms):
     return f"{1e-6 * moved / ms:.0f} GB/s"
 
 
-def delta_binary(args, direction):
-    return args.delta_forward if direction == "forward" else args.delta_backward
+def gla_rate(direction, shape, ms):
+    B, T, NH, DK, DV = shape  # q, k, v, out, and their gradients, in bf16; g and dg in fp32
+    bytes_ = 8 * DK + 4 * DV if direction == "forward" else 24 * DK + 10 * DV
+    return f"{1e-6 * B * T * NH * bytes_ / ms:.0f} GB/s"
 
 
-def delta_command(args, direction):
-    return [delta_binary(args, direction) or f"(delta {direction} ladder)", "--time-only", "--csv"]
+def op_binary(args, op, direction):
+    return getattr(args, f"{op}_{'forward' if direction == 'forward' else 'backward'}")
+
+
+def op_command(args, op, direction):
+    """The ladder of an operation: delta or gla."""
+    return [op_binary(args, op, direction) or f"({op} {direction} ladder)", "--time-only", "--csv"]
 
 
 DELTA_SHAPE = re.compile(r"B\D{0,2}(\d+)\W+T\D{0,2}(\d+)\W+NH\D{0,2}(\d+)\W+HS\D{0,2}(\d+)"
-                         r"|\((\d+)[,x ]+(\d+)[,x ]+(\d+)[,x ]+(\d+)\)")
+                         r"|\((\d+)[,x ]+(\d+)[,x ]+(\d+)[,x ]+(\d+)(?:[,x ]+(\d+))?\)")
 DELTA_MS = re.compile(r"([\d.]+) ms|\t([\d.]+(?:e-?\d+)?)\s*$")
 
 
-def delta_rows(text, shape):
+def op_rows(text, shape):
     """(ms, name) of the bf16 kernels that have the shape; rows are `name, shape, ms`, or those of
     bench_row (dev/bench.cuh)."""
     found = []
@@ -1106,28 +1184,39 @@ def delta_rows(text, shape):
     return found
 
 
-def delta_ladder(args, direction, shape):
-    binary = program(delta_binary(args, direction), "nvcc -DPRECISION_BF16 dev/delta/*.cu, then "
-                     "--delta-forward, --delta-backward BIN")
-    key = f"delta {direction}"
+def op_ladder(args, op, direction, shape):
+    binary = program(op_binary(args, op, direction), f"nvcc -DPRECISION_BF16 dev/{op}/*.cu, then "
+                     f"--{op}-forward, --{op}-backward BIN")
+    key = f"{op} {direction}"
     if key not in ladder_output:
-        ladder_output[key] = tried(run_program, delta_command(args, direction))
+        ladder_output[key] = tried(run_program, op_command(args, op, direction))
     if "\t" not in ladder_output[key]:
         raise Skip(ladder_output[key])
-    rows = delta_rows(ladder_output[key], shape)
+    rows = op_rows(ladder_output[key], shape)
     if not rows:
         raise Skip(f"{binary}: no row for {shape}")
     return rows
 
 
-def our_delta(args, direction, shape):
-    rows = delta_ladder(args, direction, shape)
+def our_op(args, op, direction, shape):
+    """(ms, which kernel)"""
+    rows = op_ladder(args, op, direction, shape)
     both = [row for row in rows if re.search(r"forward ?(\+|and) ?backward", row[1])]
     ms, how = min(both or rows)
     if direction != "forward" and not both:
-        first, name = min(delta_ladder(args, "forward", shape))
+        first, name = min(op_ladder(args, op, "forward", shape))
         ms, how = ms + first, f"{name} and {how}"
+    return ms, how
+
+
+def our_delta(args, direction, shape):
+    ms, how = our_op(args, "delta", direction, shape)
     return Measured(ms, delta_rate(direction, shape, ms), how)
+
+
+def our_gla(args, direction, shape):
+    ms, how = our_op(args, "gla", direction, shape)
+    return Measured(ms, gla_rate(direction, shape, ms), how)
 
 
 LENGTH = re.compile(r"^RESULT T=(\d+) ms=(\S+) times=(\S+) MiB=(\S+) times_memory=(\S+)$", re.M)
@@ -1216,12 +1305,18 @@ def works(args):
 
 
 def delta_works(args):
-    """The same of the delta rule and DeltaNet."""
+    """The same of the delta rule, gated linear attention and DeltaNet."""
     for shape in TINY_DELTA if args.smoke else DELTA:
         for direction in DIRECTIONS:
             yield ("delta", f"delta rule {direction} bf16 ({','.join(map(str, shape))})",
                    (args, direction, shape), our_delta, peer_delta,
-                   delta_command(args, direction), f"dev/delta/delta_{direction.split('+')[-1]}.cu")
+                   op_command(args, "delta", direction),
+                   f"dev/delta/delta_{direction.split('+')[-1]}.cu")
+    for shape in TINY_GLA if args.smoke else GLA:
+        for direction in DIRECTIONS:
+            yield ("gla", f"gated linear attention {direction} bf16 ({','.join(map(str, shape))})",
+                   (args, direction, shape), our_gla, peer_gla, op_command(args, "gla", direction),
+                   f"dev/gla/gla_{direction.split('+')[-1]}.cu")
     yield ("deltanet-length", "train_deltanet step, B T constant", (args,), our_length, peer_length,
            length_command(args), "train_deltanet.cu")
 
@@ -1293,7 +1388,7 @@ def main(argv):
     p = argparse.ArgumentParser(description=__doc__,
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--only", nargs="+", metavar="NAME", help="these kinds of rows",
-                   choices=(*MODELS, *GPTS, *SCANS, "scan", "attention", "delta",
+                   choices=(*MODELS, *GPTS, *SCANS, "scan", "attention", "delta", "gla",
                             "deltanet-length", "gateloop"))
     p.add_argument("--trainer", default="./train_causalrn_gpu", metavar="BIN")
     p.add_argument("--gpt2-trainer", default="./train_gpt2_gpu", metavar="BIN")
@@ -1307,6 +1402,11 @@ def main(argv):
     p.add_argument("--delta-forward", metavar="BIN",
                    help="dev/delta/delta_forward.cu, built with -DPRECISION_BF16")
     p.add_argument("--delta-backward", metavar="BIN", help="delta_backward.cu likewise")
+    p.add_argument("--gla-forward", metavar="BIN",
+                   help="dev/gla/gla_forward.cu, built with -DPRECISION_BF16")
+    p.add_argument("--gla-backward", metavar="BIN", help="gla_backward.cu likewise")
+    p.add_argument("--fla-configs", type=int, default=0, metavar="N",
+                   help="fla tunes each kernel among its first N configurations (0: all)")
     p.add_argument("--deltanet-trainer", default="./train_deltanet_gpu", metavar="BIN")
     p.add_argument("--gateloop-trainer", default="./train_gateloop_gpu", metavar="BIN")
     p.add_argument("--steps", type=int, default=60, help="of our trainer, of gpt2 at most "

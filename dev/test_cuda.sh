@@ -200,13 +200,13 @@ sanitize() {
             "FAIL $(grep -m 3 '= ' "$dir/log" | tr '\n' ' ' | cut -c 1-300)"
 }
 
-# ladder PROGRAM ROW: the checks of dev/scan/PROGRAM.cu, which runs the trainer's kernels, a row a
+# ladder PROGRAM ROW: the checks of a ladder of dev/, which runs the trainer's kernels, a row a
 # precision; built with the flags of others
 ladder() {
     local precision out
     for precision in FP32 BF16; do
         out=build/$1_$precision
-        [ $out -nt "$newest" ] || nvcc $flags -DPRECISION_$precision dev/scan/$1.cu -o $out
+        [ $out -nt "$newest" ] || nvcc $flags -DPRECISION_$precision dev/*/$1.cu -o $out
         out=$($out --check-only 2>&1 | tail -n 1)
         [[ $out == *", 0 failed"* ]] && row "$2, $precision" "ok $out" ||
             row "$2, $precision" "FAIL $out"
@@ -244,6 +244,8 @@ END
     done
     [ "$model" = gateloop ] && ladder gateloop_fused "the layer from state to state"
     [ "$model" = mamba ] && ladder selective_scan "the scan from state to state"
+    [ "$model" = metala ] && ladder gla_forward "gated attention from state to state" &&
+        ladder gla_backward "its gradients from state to state"
     [ build/test_device -nt "$newest" ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
         dev/test_device.cu -o build/test_device
     out=$(build/test_device 2>&1 | tail -n 2 | tr '\n' ' ')

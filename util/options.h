@@ -41,7 +41,7 @@ typedef struct {
     const char *name, *options, *help;
 } Preset;
 
-enum { OPTIONS_MAX = 64, OPTION_VALUE_MAX = 256 };
+enum { OPTIONS_MAX = 80, OPTION_VALUE_MAX = 256 };
 
 // A command line: its rows, added table by table.
 typedef struct {

@@ -380,6 +380,15 @@ delta_ladder() {
         row "delta $1 B=$2 T=$3 HS=$(($4 / 2))" "FAIL $(head -n 3 "$log" | tr '\n' ' ')"
 }
 
+# gla_ladder DIRECTION KERNEL B T C: a chunk kernel of the ladder of gated linear attention, all
+# gates, on a shape of one head
+gla_ladder() {
+    local log=$work/gla.$1.$2.$4.$5
+    $build/gla_$1 --check-only --kernel $2 --B $3 --T $4 --C $5 >"$log" 2>&1 &&
+        row "gla $1 kernel $2 B=$3 T=$4 DK=DV=$5" "ok" ||
+        row "gla $1 kernel $2 B=$3 T=$4 DK=DV=$5" "FAIL $(head -n 3 "$log" | tr '\n' ' ')"
+}
+
 # fused PRECISION FLAG: the ladder of GateLoop's layer: states that come in and go out, every
 # transition and tile
 fused() {
@@ -503,6 +512,7 @@ mkdir -p $build
 background compile dev/emulate/faults.cu $build/faults -Idev/emulate
 for direction in forward backward; do
     background compile dev/delta/delta_$direction.cu $build/delta_$direction -DPRECISION_BF16
+    background compile dev/gla/gla_$direction.cu $build/gla_$direction -DPRECISION_BF16
 done
 for model in "$@"; do
     background compile train_$model.cu $build/${model}_bf16 -DPRECISION_BF16
@@ -521,6 +531,11 @@ for direction in forward backward; do
     background delta_ladder $direction 1 130 144 # 72 channels in tiles of 128
     background delta_ladder $direction 50 2 128 # 4 warps of rows a block, elsewhere their parts
     background delta_ladder $direction 25 2 256
+    for kernel in 5 7; do
+        background gla_ladder $direction $kernel 1 130 72 # 72 channels in tiles of 128
+        background gla_ladder $direction $kernel 2 65 64
+        background gla_ladder $direction $kernel 1 600 16 # three segments
+    done
 done
 for model in "$@"; do
     ${model}_checks

@@ -101,7 +101,8 @@ static __device__ inline Position position_fetch(GlaInputs in, const float *dg, 
 //   M += add own,  out = M read,  M = diag(alpha) M                PASS_DK, PASS_DV
 // PASS_O leaves M before every CS-th token in states (B,NH,NC,DK,DV), unless NULL. PASS_DQ leaves q
 // dq in dg; of it PASS_DK makes dg_t = dg_{t+1} + q dq - k dk, which starts anew at the end of each
-// CS tokens from the row sums of S D there; S after the last token is `final`.
+// CS tokens from the row sums of S D there; S after the last token is `final`. In these dq and dk
+// what a token reads of itself is left out: it cancels, and would leave its rounding.
 template <int P, int PASS>
 static __global__ void __launch_bounds__(COLS * P)
 recurrent_kernel(floatX *out, size_t pitch, float *dg, float *states, float *last,
@@ -127,7 +128,7 @@ recurrent_kernel(floatX *out, size_t pitch, float *dg, float *states, float *las
         const int t = BACK ? T - 1 - i : i;
         const Position p = next;
         const float own_part = OWN_KEY ? part_of(p.gate) : 0;
-        float(*to)[COLS * P] = shared[i % 2], sum[1] = {}, flow[1] = {};
+        float(*to)[COLS * P] = shared[i % 2], sum[OWN_KEY ? 2 : 1] = {}, flow[1] = {};
         to[0][threadIdx.x] = p.read;
         to[1][threadIdx.x] = p.add;
         if (!OWN_KEY)
@@ -159,20 +160,26 @@ recurrent_kernel(floatX *out, size_t pitch, float *dg, float *states, float *las
             for (int j = 0; j < 4; j++) {
                 const float part_j = OWN_KEY ? own_part : part.v[j];
                 float *m = &M[n + j];
-                *m = BACK ? fmaf(add.v[j], p.own, *m) : faded(*m, part_j, add.v[j] * p.own);
-                sum[0] = fmaf(read.v[j], *m, sum[0]);
+                *m = BACK ? *m : faded(*m, part_j, OWN_KEY ? 0 : add.v[j] * p.own);
+                if (OWN_KEY) { // what is read without the token's own part, and of that part
+                    sum[0] = fmaf(read.v[j], *m, sum[0]);
+                    sum[OWN_KEY] = fmaf(read.v[j], add.v[j], sum[OWN_KEY]);
+                }
+                *m = OWN_KEY || BACK ? fmaf(add.v[j], p.own, *m) : *m;
+                sum[0] = OWN_KEY ? sum[0] : fmaf(read.v[j], *m, sum[0]);
                 *m = BACK ? faded(*m, part_j, 0) : *m;
             }
         }
         row_reduce<P, 0>(sum, NULL);
-        const float result = (BACK ? 1 : s.scale) * sum[0];
+        const float scale = BACK ? 1 : s.scale, others = p.y * scale * sum[0];
+        const float result = scale * (OWN_KEY ? fmaf(p.own, sum[OWN_KEY], sum[0]) : sum[0]);
         const size_t at = at0 + t;
         if (PASS == PASS_DK)
-            gate += p.qdq - p.y * result;
+            gate += p.qdq - others;
         if (lane == 0 && y < Y) {
             out[at * pitch + h * Y + y] = (floatX)result;
             if (PASS == PASS_DQ || PASS == PASS_DK)
-                dg[(at * s.NH + h) * Y + y] = PASS == PASS_DQ ? p.y * result : gate;
+                dg[(at * s.NH + h) * Y + y] = PASS == PASS_DQ ? others : gate;
         }
     }
 #pragma unroll
@@ -498,7 +505,7 @@ chunk_output_kernel(floatX *o, floatX *pairs, const floatX *states, GlaInputs in
 // diagonal_grads: of a block's own 16 tokens, N channels, one a lane at a time, in fp32: from dA
 // (16,16), rows ld_a apart, and q, k, b at the block's first row and the first of the channels
 //   dq_t = sum_u dA_tu k_u 2^(b_t - b_u),  dk_u = sum_t dA_tu q_t 2^(b_t - b_u)          u <= t
-//   dg_t = sum over u >= t of q_u dq_u - k_u dk_u
+//   dg_t = sum over u >= t of q_u dq_u - k_u dk_u, without the pairs t = u
 // k becomes k 2^(b_15 - b), q becomes q 2^(b - b_m), m the row before the block, 0 without one.
 template <int WK, int N>
 static __device__ inline void diagonal_grads(float *dq, float *dk, float *dg, floatX *q, floatX *k,
@@ -518,10 +525,10 @@ static __device__ inline void diagonal_grads(float *dq, float *dk, float *dg, fl
 #pragma unroll
         for (int t = 0; t < 16; t++)
 #pragma unroll
-            for (int u0 = 0; u0 <= t; u0 += 4) {
+            for (int u0 = 0; u0 < t; u0 += 4) {
                 const Pack<float, 4> d = *(const Pack<float, 4> *)(dA + t * ld_a + u0);
 #pragma unroll
-                for (int u = u0; u < u0 + 4 && u <= t; u++) {
+                for (int u = u0; u < u0 + 4 && u < t; u++) {
                     const float x = d.v[u - u0] * exp2_fast(b_t[t] - b_t[u]);
                     dq_t[t] = fmaf(x, k_t[u], dq_t[t]);
                     dk_t[u] = fmaf(x, q_t[t], dk_t[u]);
@@ -529,9 +536,10 @@ static __device__ inline void diagonal_grads(float *dq, float *dk, float *dg, fl
             }
 #pragma unroll
         for (int t = 15; t >= 0; t--) {
+            const float own = dA[t * ld_a + t]; // cancels in dg, but for its rounding
             dg[t * LB + c] = sum += q_t[t] * dq_t[t] - k_t[t] * dk_t[t];
-            dq[t * LB + c] = dq_t[t];
-            dk[t * LB + c] = dk_t[t];
+            dq[t * LB + c] = fmaf(own, k_t[t], dq_t[t]);
+            dk[t * LB + c] = fmaf(own, q_t[t], dk_t[t]);
             q[t * LK + c] = (floatX)(q_t[t] * exp2_fast(b_t[t] - before));
             k[t * LK + c] = (floatX)(k_t[t] * exp2_fast(b_t[15] - b_t[t]));
         }

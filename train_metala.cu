@@ -1,7 +1,46 @@
-// train_metala.cu: MetaLA and gated linear attention on the GPU, the same model as train_metala.c,
-// which says what is computed and is what this is held against (dev/test_cuda.sh).
+// train_metala.cu: MetaLA and gated linear attention (GLA) on the GPU, the same model as
+// train_metala.c, which says what is computed and is what this is held against (dev/test_cuda.sh).
 //
 //   S_t = diag(alpha_t) S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t / sqrt(DK)
+//   alpha_t = exp(g_t),  g_t = ln sigmoid(z_t) / tau,  k_t = 1 - alpha_t, or free
+//   c = SiLU(p) norm_head(o + sigmoid(a v)),  a = sum_i q_i w_i k_i  [2411.10741, 2312.06635]
+//   x += W_out c;  x += W_down (SiLU(f) e),  f, e = W_gu norm(x)
+//
+// Token by token all is fp32 but q, k and v. Threads have 32 numbers of a row or column of S each
+// in registers. Backward, dq is made with S from the first token on, dk and dv with its gradient D
+// from the last: nothing is divided by alpha. dg_t = dg_{t+1} + q_t dq_t - k_t dk_t, anew every 64
+// tokens from the row sums of S D there.
+//
+// By chunks of 64 (BF16, mma.sync), b_t the sum of g from the chunk's first token to t, C its last,
+// S before the chunk and D behind it, s = 1 / sqrt(DK):                 [2312.06635, 4.2]
+//   A_tu = sum_i q_ti k_ui exp(b_ti - b_ui),  o_t = s (S^T (q_t exp(b_t)) + sum_u A_tu v_u), u <= t
+//   S' = diag(exp(b_C)) S + sum_u (k_u exp(b_C - b_u)) v_u^T
+//   dA_tu = s do_t . v_u,  dv_u = s sum_t A_tu do_t + D^T (k_u exp(b_C - b_u))
+//   dq_t = s exp(b_t) S do_t + sum_u dA_tu k_u exp(b_t - b_u)
+//   dk_u = exp(b_C - b_u) D v_u + sum_t dA_tu q_t exp(b_t - b_u)
+//   D' = diag(exp(b_C)) D + s sum_t (q_t exp(b_t)) do_t^T
+// A kernel takes S through the chunks and leaves what stands before each; another makes o of all
+// chunks at once. Back the same: D, then dq, dk, dg, dv. No exponent is ever above 0: between two
+// blocks of 16 tokens both factors are relative to b at the end of the earlier one, within a block
+// pairs are taken one by one, in fp32. S, D, b and dg are fp32; what enters a product is one bf16.
+// dg_t is all that flows from before t to t and later, a sum without a difference but for pairs in
+// a block of 16: with strong gates q dq - k dk would leave the rounding of its terms.
+//
+// nvcc -DPRECISION_BF16 (train_metala_gpu): weights and activations in bf16, through the typedef
+// floatX; fp32: master weights, the residual stream, z and g, S but for its copies between kernels,
+// and all sums. k = -expm1(g) is rounded as k, not as alpha. Augmentation, head norm and gate are
+// one kernel, in fp32. Without it (train_metala_gpu_fp32) all is fp32, no TF32.
+//
+// A step is one CUDA graph without a host in it: the host makes the next batch meanwhile, and reads
+// loss, norm and predictions of the step before. Only --accumulate N waits between its batches. No
+// float is added atomically: same bits every time. q, v, p and k (tied: z) are one matrix product.
+//
+// Letters: those of train_metala.c; K = NH DK. Sections: [mix] recurrence, gates, reading; [block]
+// convolution, SiLU; [layers] matrix product, norm, embedding, cross-entropy; [model]; [train];
+// [main]. [optimizer] AdamW and the sums over rows are in util/.
+//
+//   ./train_metala_gpu --preset mqar, mqar-80; see train_metala.c
+// Differences from the papers: those of train_metala.c.
 
 #include "data/tasks.h"
 #include "util/chunk.cuh"
@@ -108,7 +147,8 @@ static __global__ void __launch_bounds__(COLS * P)
 recurrent_kernel(floatX *out, size_t pitch, float *dg, float *states, float *last,
                  const float *first, const float *final, GlaInputs in, GlaShape s)
 {
-    enum { OWN_KEY = PASS == PASS_DQ || PASS == PASS_DK, BACK = PASS == PASS_DK || PASS == PASS_DV };
+    enum { OWN_KEY = PASS == PASS_DQ || PASS == PASS_DK };
+    enum { BACK = PASS == PASS_DK || PASS == PASS_DV };
     __shared__ __align__(16) float shared[2][3][COLS * P];
     const int lane = threadIdx.x % P, T = (int)s.T, DV = (int)s.DV, NC = (T + CS - 1) / CS;
     const int X = (int)(OWN_KEY ? s.DV : s.DK), Y = (int)(OWN_KEY ? s.DK : s.DV);
@@ -242,8 +282,8 @@ static __device__ inline void state_fetch(floatX *tile, const floatX *state, int
     }
 }
 
-// gates_sum: b, in units of ln 2, in the place of g: b_t = the sum of g from row 0 to t; the first W
-// threads have a column each.
+// gates_sum: b, in units of ln 2, in the place of g: b_t = the sum of g from row 0 to t; the first
+// W threads have a column each.
 template <int W> static __device__ inline void gates_sum(float *b)
 {
     float sum = 0;
@@ -266,8 +306,8 @@ static __device__ inline uint32_t faded2(uint32_t x, float low, float high)
 }
 
 // fade_left: a left operand of mma, rows g and g + 8 of x at four columns, times 2^(b_t - b_m) or,
-// SIGN -1, 2^(b_m - b_t): b at row g and the first of the columns, rows ld apart, b_m at that column,
-// NULL: 0.
+// SIGN -1, 2^(b_m - b_t): b at row g and the first of the columns, rows ld apart, b_m at that
+// column, NULL: 0.
 template <int SIGN>
 static __device__ inline uint4 fade_left(uint4 x, const float *b, int ld, const float *b_m)
 {
@@ -414,7 +454,7 @@ static __device__ inline uint4 diagonal_scores(const floatX *q, const floatX *k,
         }
     }
 #pragma unroll
-    for (int n = 0; n < 3; n++) // the four lanes of a row: each keeps the sum of columns 2 l, 2 l + 1
+    for (int n = 0; n < 3; n++) // a row's four lanes: each keeps the sums of columns 2 l, 2 l + 1
 #pragma unroll
         for (int far = 2; far > 0; far /= 2)
 #pragma unroll
@@ -613,8 +653,8 @@ template <int WK, int WV> struct GradsTiles {
     }
 };
 
-// chunk_scores_grads: dA_tu = scale dout_t . v_u, u <= t: two of the blocks of 16 of the warp's rows
-// in bf16, on the diagonal in fp32.
+// chunk_scores_grads: dA_tu = scale dout_t . v_u, u <= t: two of the blocks of 16 of the warp's
+// rows, in bf16, on the diagonal in fp32.
 template <int WK, int WV>
 static __device__ inline void chunk_scores_grads(GradsTiles<WK, WV> x, float scale)
 {
@@ -696,8 +736,9 @@ static __device__ inline void chunk_values_grads(floatX *dv, size_t pitch, int r
 }
 
 // chunk_keys_grads: dq and dk of the warp's 16 rows and half their columns, from those of S and D.
-// The sum for dq, over earlier blocks, is kept relative to b at the end of the last block added, that
-// for dk, over later ones, to b at the end of the block before: to move it takes one factor a column.
+// The sum for dq, over earlier blocks, is kept relative to b at the end of the last block added,
+// that for dk, over later ones, to b at the end of the block before: to move it takes one factor a
+// column.
 template <int WK, int WV>
 static __device__ inline void chunk_keys_grads(floatX *to_q, size_t q_pitch, floatX *to_k,
                                                size_t k_pitch, int rows, int columns,
@@ -806,8 +847,8 @@ chunk_grads_kernel(floatX *dq, floatX *dk, float *dg, floatX *dv, const floatX *
     chunk_values_grads(dv + to_v, s.v_pitch, rows - own, DV, dq_own, dk_own, x, s.scale);
     __syncthreads(); // v, dout, S and D have been read
     diagonal_grads<WK, N>(x.dq + at, x.dk + at, x.dg + at, x.q + own * LK + half,
-                          x.k + own * LK + half, x.b + at, (float *)(x.dA + own * LDA + own), LDA / 2,
-                          own == 0);
+                          x.k + own * LK + half, x.b + at, (float *)(x.dA + own * LDA + own),
+                          LDA / 2, own == 0);
     __syncthreads();
     chunk_keys_grads(dq + to_q, s.q_pitch, dk + to_k, s.k_pitch, rows - own, DK, dq_own, dk_own, x);
     __syncthreads();
@@ -831,8 +872,9 @@ static void chunk_states(floatX *states, float *last, const float *first, GlaInp
 
 // ---- the launchers
 
-// gla_form: the form for heads of DK keys and DV values where --form asks for `form`. AUTO: by chunks,
-// in BF16 and where the GPU has the shared memory, from 32 keys on. Dies if CHUNK cannot be had.
+// gla_form: the form for heads of DK keys and DV values where --form asks for `form`. AUTO: by
+// chunks, in BF16 and where the GPU has the shared memory, from 32 keys on. Dies if CHUNK cannot be
+// had.
 static int gla_form(size_t DK, size_t DV, int form)
 {
     int most = 0, need = 1;
@@ -1022,8 +1064,8 @@ static __global__ void read_forward_kernel(floatX *c, const floatX *__restrict__
     }
 }
 
-// read_forward: c (N,C) = SiLU(p) n, n = LayerNorm, eps 1e-5, by heads of o + sigmoid(a v), a = sum_i
-// q_i w_i k_i of a head, or without w of o; o (N,C), rows of q, v, p and k, w (K), NULL: none.
+// read_forward: c (N,C) = SiLU(p) n, n = LayerNorm, eps 1e-5, by heads of o + sigmoid(a v), a =
+// sum_i q_i w_i k_i of a head, or without w of o; o (N,C), rows of q, v, p and k, w (K), NULL: no.
 static void read_forward(floatX *c, const floatX *o, const floatX *row, const float *w, Tokens s,
                          cudaStream_t stream)
 {
@@ -1036,7 +1078,8 @@ template <int P>
 static __global__ void read_backward_kernel(floatX *d_o, floatX *drow, float *da,
                                             const floatX *__restrict__ dc,
                                             const floatX *__restrict__ o,
-                                            const floatX *__restrict__ row, const float *w, Tokens s)
+                                            const floatX *__restrict__ row, const float *w,
+                                            Tokens s)
 {
     const HeadRow r = head_row(s);
     float y[P], dn[P], rstd, sum = 0, sum_y = 0, da_h = 0;
@@ -1074,8 +1117,8 @@ static __global__ void read_backward_kernel(floatX *d_o, floatX *drow, float *da
     }
 }
 
-// read_backward: d_o (N,C) =, the part of p of drow =, da (N,NH,2) = a and its gradient (NULL: no w)
-// from dc (N,C) and the forward's o, row, w. With n the norm's output, r = sigmoid(a v):
+// read_backward: d_o (N,C) =, the part of p of drow =, da (N,NH,2) = a and its gradient (NULL: no
+// w) from dc (N,C) and the forward's o, row, w. With n the norm's output, r = sigmoid(a v):
 //   dn = dc SiLU(p),  do = rstd (dn - mean(dn) - n mean(dn n)),  da = sum of do r (1 - r) v
 static void read_backward(floatX *d_o, floatX *drow, float *da, const floatX *dc, const floatX *o,
                           const floatX *row, const float *w, Tokens s, cudaStream_t stream)
@@ -1223,8 +1266,8 @@ static __global__ void conv_forward_kernel(floatX *__restrict__ out, floatX *win
 }
 
 // conv_backward_kernel: a warp takes 32 VEC channels and every `slices`-th strip: dx =, and partial
-// (slices,C,W) = its part of the sum for the weights. The gradient of a row is due W - 1 rows later,
-// so that strips overlap by as many.
+// (slices,C,W) = its part of the sum for the weights. The gradient of a row is due W - 1 rows
+// later, so that strips overlap by as many.
 template <int W, int VEC>
 static __global__ void conv_backward_kernel(floatX *__restrict__ dx, float *partial,
                                             const floatX *__restrict__ dout,
@@ -1853,7 +1896,7 @@ static Acts layer_acts(const Model *m, size_t l)
             .mid = a->mid + C, .rstd2 = a->rstd2 + n, .r1 = a->r1 + C,
             .xc = (m->W ? a->xc : a->r1) + C, .row = a->row + P, .k = a->k + P,
             .low = from(a->low, n * RANK), .o = a->o + C, .c = a->c + C, .r2 = a->r2 + C,
-            .gu = a->gu + 2 * H, .h = a->h + H, 
+            .gu = a->gu + 2 * H, .h = a->h + H,
             .kept = {from(a->kept.tiles, chunks * size), from(a->kept.states, chunks * size),
                      from(a->kept.pairs, chunks * CS * CS)}};
 }

@@ -37,8 +37,8 @@ static double gate_of(int gates, size_t t, size_t i)
     }
 }
 
-// draw_inputs: q, k (N,K), v, dout (N,C) in others, two states, and g (N,K), of which k is 1 - exp(g)
-// where that is not 0.
+// draw_inputs: q, k (N,K), v, dout (N,C), two states in `others`, normal, and g (N,K); k is about
+// 1 - exp(g) of that unless nothing fades.
 static void draw_inputs(const Case *c, Array *g, Array *others, int n)
 {
     const size_t K = c->NH * c->DK;
@@ -126,16 +126,16 @@ static void test_case(Case c)
         const double forward = X == 2 ? BOUND_FORWARD_BF16 : BOUND_FORWARD_FP32;
         const double grad = X == 2 ? BOUND_GRAD_BF16 : BOUND_GRAD_FP32;
         const Comparison e = array_compare(&outs[i], refs[i], i <= FINAL ? forward : grad);
-        // of gates that all forget all, exp(-30) of it, dg by tokens is a difference that is lost in
-        // rounding; the trainer, which clamps such gates, takes it as 0
+        // where all gates are -30, dg by tokens is lost in rounding; the trainer takes 0 there
         const int lost = i == DG && c.gates == ALL_FADES && c.form == RECURRENT;
-        CHECK(e.ok || lost, "form %d B=%zu T=%zu NH=%zu DK=%zu DV=%zu, gates %d, states %d: %s: relative "
-              "error %.3g, bound %g", c.form, c.B, c.T, c.NH, c.DK, c.DV, c.gates, c.stateful,
-              NAMES[i], e.rel_l2, i <= FINAL ? forward : grad);
+        CHECK(e.ok || lost, "form %d B=%zu T=%zu NH=%zu DK=%zu DV=%zu, gates %d, states %d: %s: "
+              "relative error %.3g, bound %g", c.form, c.B, c.T, c.NH, c.DK, c.DV, c.gates,
+              c.stateful, NAMES[i], e.rel_l2, i <= FINAL ? forward : grad);
         free(refs[i]);
         array_free(&outs[i]);
     }
-    Array *all[] = {&g, in, in + 1, in + 2, in + 3, in + 4, in + 5, &tiles, &pairs, &before, &after};
+    Array *all[] = {&g,     in,     in + 1, in + 2,  in + 3, in + 4,
+                    in + 5, &tiles, &pairs, &before, &after};
     for (Array *a : all)
         array_free(a);
 }

@@ -343,8 +343,8 @@ metala_checks() {
     unset BF16_GRAD
     for o in "1 128 64" "1 128 128" "1 64 40" "4 64 16" "1 160 130"; do
         set -- $o
-        background agree "NH=$1 C=$2 K=$3" --task copying --string-size 35 --heads $1 --channels $2 \
-            --key-channels $3 --hidden 30 --batch-size 1
+        background agree "NH=$1 C=$2 K=$3" --task copying --string-size 35 --heads $1 \
+            --channels $2 --key-channels $3 --hidden 30 --batch-size 1
     done
     background agree "text, V=50257" --task text --vocab gpt2 --context 9 --channels 16 \
         --text "$work/tokens.bin" --batch-size 1

@@ -143,7 +143,7 @@ static __device__ inline Position position_fetch(GlaInputs in, const float *dg, 
 // CS tokens from the row sums of S D there; S after the last token is `final`. In these dq and dk
 // what a token reads of itself is left out: it cancels, and would leave its rounding.
 template <int P, int PASS>
-static __global__ void __launch_bounds__(COLS * P)
+static __global__ void __launch_bounds__(COLS * P, 1)
 recurrent_kernel(floatX *out, size_t pitch, float *dg, float *states, float *last,
                  const float *first, const float *final, GlaInputs in, GlaShape s)
 {
@@ -433,9 +433,14 @@ static __device__ inline uint4 diagonal_scores(const floatX *q, const floatX *k,
     for (int c = 4 * l; c < WK; c += 16) {
         float q_t[2][4], b_t[2][4];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            q_t[i / 4][i % 4] = (float)q[(r + i / 4 * 8) * LK + c + i % 4];
-            b_t[i / 4][i % 4] = b[(r + i / 4 * 8) * LB + c + i % 4];
+        for (int half = 0; half < 2; half++) {
+            const uint2 q2 = *(const uint2 *)(q + (r + 8 * half) * LK + c);
+            const Pack<float, 4> b4 = *(const Pack<float, 4> *)(b + (r + 8 * half) * LB + c);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                q_t[half][i] = unpack(i < 2 ? q2.x : q2.y, i % 2);
+                b_t[half][i] = b4.v[i];
+            }
         }
 #pragma unroll
         for (int u = 0; u < 16; u++) {
@@ -446,7 +451,8 @@ static __device__ inline uint4 diagonal_scores(const floatX *q, const floatX *k,
                 const float k_u = unpack(i < 2 ? k2.x : k2.y, i % 2);
 #pragma unroll
                 for (int half = u / 8; half < 2; half++) {
-                    const float fade = exp2_fast(fminf(b_t[half][i] - b_u.v[i], 0));
+                    const float ahead = b_t[half][i] - b_u.v[i]; // above 0: masked below
+                    const float fade = exp2_fast(u / 8 < half ? ahead : fminf(ahead, 0));
                     float *to = &a[u / 8 + half][u % 8];
                     *to = fmaf(q_t[half][i] * fade, k_u, *to);
                 }
@@ -486,8 +492,8 @@ chunk_output_kernel(floatX *o, floatX *pairs, const floatX *states, GlaInputs in
     const size_t head = blockIdx.x / chunks, h = head % s.NH, t0 = blockIdx.x % chunks * CS;
     const size_t token = head / s.NH * s.T + t0;
     const int rows = (int)(s.T - t0), l2 = lane % 4 * 2;
-    float dots[3][2][4] = {}, out[WV / 8][4] = {};
-    uint4 a[4] = {}, q_in[WK / 16];
+    float dots[3][2][4] = {};
+    uint4 a[4], q_in[WK / 16];
     tile_fetch<CS, WK, CHUNK_THREADS>(qs, in.q + token * s.q_pitch + h * DK, (int)s.q_pitch, rows,
                                       DK);
     tile_fetch<CS, WK, CHUNK_THREADS>(ks, in.k + token * s.k_pitch + h * DK, (int)s.k_pitch, rows,
@@ -537,6 +543,7 @@ chunk_output_kernel(floatX *o, floatX *pairs, const floatX *states, GlaInputs in
     }
     copy_wait();
     __syncthreads();
+    float out[WV / 8][4] = {};
     add_product<WV, WK>(out, q_in, NULL, ss + row_at(lane, LV), 0, WK);
     add_product<WV, CS>(out, a, NULL, vs + row_at(lane, LV), 0, warp);
     rows_store<WV>(o + ((token + own) * s.NH + h) * DV, out, s.scale, s.NH * DV, rows - own, DV);

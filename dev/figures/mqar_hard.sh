@@ -47,7 +47,8 @@ value() {
 
 # holds: the RESULT line of what must hold; 1: it does not
 holds() {
-    awk -v how="steps=$STEPS batch=$((TOKENS / T))" -v t64="$(value transformer 64)" -v t128="$(value transformer 128)" \
+    awk -v how="steps=$STEPS batch=$((TOKENS / T))" \
+        -v t64="$(value transformer 64)" -v t128="$(value transformer 128)" \
         -v m64="$(value metala 64)" -v m128="$(value metala 128)" 'BEGIN {
         hold = t64 > 0.99 && t128 > 0.99 && m64 != "" && m128 != "" && m128 - m64 >= 0.30
         print "RESULT transformer_64=" t64 " transformer_128=" t128 " metala_64=" m64 \

@@ -5,15 +5,15 @@
 //        [-DPRECISION_BF16] -o delta_backward dev/delta/delta_backward.cu -lcublas -lcublasLt
 //
 // ms (TFLOP/s, 16 HS^2 + 1664 HS a token and head) at (B,T,NH,HS), bf16, L2 flushed, on an NVIDIA
-// H200, 2026-11-29. Of the second shape: 16 rows of S in one warp; in four it is NOT YET MEASURED.
+// H200, 2026-11-30. The second shape's 16 rows of S in one warp instead of four: 1.517, 2.843.
 //    version                       (8,2048,16,128) (1,16384,16,128) (32,512,16,64) (8,2048,32,64)
 //  1 the recurrence, S and D in memory: a thread a row for dv, then a thread a column for dq, dk
 //  2 S and D in registers
 //  3 chunks as loops over memory, a block a head
 //  4 chunks on tensor cores: D, dv
-//    one by one; then dq, dk, dbeta   0.500 (249)     1.517 (82.1)    0.212 (212)    0.392 (230)
+//    one by one; then dq, dk, dbeta   0.476 (262)     0.788 (158)     0.201 (224)    0.369 (244)
 //  5 forward, with all that a
-//    backward pass needs; backward    0.839 (148)     2.843 (43.8)    0.392 (115)    0.721 (125)
+//    backward pass needs; backward    0.794 (157)     1.412 (88.2)    0.380 (119)    0.698 (129)
 //
 // On paper, HS 128, a chunk, products of 64x64x128 as in delta_forward.cu: D K^T, dO^T Q 2 each,
 // dV^T K 4, dN^T M 1.9, dO^T P 0.6; dO N^T, dV N^T, X K, X^T Q, F K, F^T K 0.6 each, dO S, dV S,

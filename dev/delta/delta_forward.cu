@@ -5,15 +5,15 @@
 //        [-DPRECISION_BF16] -o delta_forward dev/delta/delta_forward.cu -lcublas -lcublasLt
 //
 // ms (TFLOP/s, 6 HS^2 + 640 HS a token and head) at (B,T,NH,HS), bf16, L2 flushed, on an NVIDIA
-// H200, 2026-11-29. Of the second shape: 16 rows of S in one warp; in four it is NOT YET MEASURED.
+// H200, 2026-11-30. The second shape's 16 rows of S in one warp instead of four: 0.971, 1.327.
 //    version                       (8,2048,16,128) (1,16384,16,128) (32,512,16,64) (8,2048,32,64)
 //  1 the recurrence, a thread a row of S, in memory: any type, any head size
 //  2 S in registers: it reads q and k of every token in every thread
 //  3 chunks as loops over memory, a block a head
 //  4 chunks on tensor cores: M and
-//    P, then S through the chunks     0.291 (163)     0.971 (48.6)    0.164 (105)    0.305 (113)
+//    P, then S through the chunks     0.275 (172)     0.584 (80.9)    0.160 (108)    0.292 (118)
 //  5 4, and what a backward pass
-//    needs: S before every chunk, N   0.340 (139)     1.327 (35.6)    0.183 (94)     0.335 (103)
+//    needs: S before every chunk, N   0.321 (147)     0.627 (75.3)    0.180 (96)     0.334 (103)
 //
 // On paper, HS 128, a chunk: products of 64x64x128 (256 mma.sync of 2048 multiplications, 1270 a
 // clock on a multiprocessor): K K^T, Q K^T 0.6 each, S K^T, S Q^T 2 each, N^T K 4, E^T M^T 1.9, N^T
@@ -23,7 +23,7 @@
 // sequence (second shape) S goes through 256 chunks, 16 rows on each multiprocessor. One warp with
 // them took 5900 clocks a chunk: 336 mma at 17 clocks. In four warps the last has 96, which is 1000
 // to 1600 clocks with three exchanges of S, E and N (shared memory: 1300): 0.2 to 0.25 ms, and M
-// and P, 0.1 ms.
+// and P, 0.1 ms. Measured is 0.58: the exchanges wait for each other.
 //
 // Error of the last 256 outputs, HS 32, as dev/emulate computes it, at T = 256 / 512 / 4096:
 //              2 (u rounded)         3 (N in fp32)         4

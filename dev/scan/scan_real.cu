@@ -25,8 +25,20 @@
 // a warp some 14 instructions, and there is time for 60. Rows of fewer columns, or columns that do
 // not start on 16-byte boundaries, need tiles that wait for each other.
 //
-// Measured so far, one H200, fp32, (8,4096,1536), L2 flushed: kernel 4 forward 0.152 ms, 94% of a
-// copy of as many bytes, backward 0.268 ms, 88%.
+// ms (% of a copy of as many bytes) at (8,T,1536), fp32, L2 flushed, on an NVIDIA H200, 2026-11-30;
+// -: not measured.
+//        forward, T=1024   T=4096        backward, T=1024   T=4096
+//   1     0.460 (8)        1.807 (8)      0.492 (13)        1.956 (12)
+//   2     0.137 (28)       0.538 (27)     0.189 (33)        0.742 (32)
+//   3     0.071 (53)       0.261 (55)     0.097 (64)          -
+//   4     0.039 (98)       0.151 (95)     0.065 (95)        0.268 (88)
+//   5     0.040 (95)       0.150 (96)     0.065 (95)          -
+//   6     0.040 (94)       0.158 (91)     0.066 (93)          -
+//   7     0.042 (89)       0.165 (87)     0.074 (84)          -
+//   8     0.042 (90)       0.152 (94)     0.068 (91)          -
+//   9     0.042 (91)       0.150 (96)     0.067 (92)          -
+//  10     0.044 (87)       0.160 (90)     0.073 (85)          -
+//  11     0.039 (98)       0.152 (95)     0.066 (93)          -
 #include "scan_ladder.cuh"
 
 #ifdef PRECISION_BF16

@@ -412,6 +412,38 @@ static __device__ inline void pairs_walk(float found[8], float key[8], const flo
     }
 }
 
+// states_keep: kept, a lane's fragments, = a warp's 16 rows of S, rounded, or with low what rounding
+// takes from them.
+template <int W>
+static __device__ inline void states_keep(uint4 *kept, const float S[W / 8][4], int low)
+{
+#pragma unroll
+    for (int n = 0; n < W / 16; n++) {
+        const uint4 hi = accumulator_pack(&S[2 * n]);
+        const uint32_t x[] = {hi.x, hi.y, hi.z, hi.w};
+        float rest[2][4];
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            rest[k / 4][k % 4] = S[2 * n + k / 4][k % 4] - unpack(x[k / 2], k % 2);
+        kept[n * WARP] = low ? accumulator_pack(rest) : hi;
+    }
+}
+
+// states_dot: R += products of rows lane / 4 and + 8 of what states_keep kept and of D, rounded as
+// dK' has it: the lane's part.
+template <int W>
+static __device__ inline void states_dot(float R[2], const uint4 *kept, const float D[W / 8][4])
+{
+#pragma unroll
+    for (int n = 0; n < W / 16; n++) {
+        const uint4 S_n = kept[n * WARP], D_n = accumulator_pack(&D[2 * n]);
+        const uint32_t x[] = {S_n.x, S_n.y, S_n.z, S_n.w}, y[] = {D_n.x, D_n.y, D_n.z, D_n.w};
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            R[k / 2 % 2] += unpack(x[k / 2], k % 2) * unpack(y[k / 2], k % 2);
+    }
+}
+
 // key_walk_kernel: a block takes 16 WARPS rows of S through a segment's steps, S = first or zero:
 // dx = dQ, dots = q dQ' and states, from mine = q, keys = k, xr = dO, xw = v. BACK: D: dx = dK and
 // dg from dots and states, mine = k, keys = q, xr = v, xw = dO. Pitches: of dx and mine, keys, xr,
@@ -512,16 +544,7 @@ key_walk_kernel(floatX *dx, float *dg, float *dots, uint4 *states, const floatX 
         if (BACK && ends) { // R, of rows lane / 4 and + 8, then of the lane's channel
             float R[2] = {};
             for (int low = 0; there && low <= (step == NS - 1); low++)
-#pragma unroll
-                for (int n = 0; n < W / 16; n++) {
-                    const uint4 S_n = kept[low * behind_it + n * WARP];
-                    const uint4 D_n = accumulator_pack(&S[2 * n]); // as dK' has it
-                    const uint32_t x[] = {S_n.x, S_n.y, S_n.z, S_n.w};
-                    const uint32_t y[] = {D_n.x, D_n.y, D_n.z, D_n.w};
-#pragma unroll
-                    for (int k = 0; k < 8; k++)
-                        R[k / 2 % 2] += unpack(x[k / 2], k % 2) * unpack(y[k / 2], k % 2);
-                }
+                states_dot<W>(R, kept + low * behind_it, S);
 #pragma unroll
             for (int k = 0; k < 2; k++) {
                 R[k] += __shfl_xor_sync(~0u, R[k], 1);
@@ -565,16 +588,7 @@ key_walk_kernel(floatX *dx, float *dg, float *dots, uint4 *states, const floatX 
         const uint4 op = ldmatrix<1>(ops + column_at(lane, LDA));
         add_product<W, ST>(S, &op, NULL, xws + row_at(lane, LD), 0, 0);
         for (int low = 0; !BACK && ends && there && low <= (step == NS - 1); low++)
-#pragma unroll
-            for (int n = 0; n < W / 16; n++) {
-                const uint4 hi = accumulator_pack(&S[2 * n]);
-                const uint32_t x[] = {hi.x, hi.y, hi.z, hi.w};
-                float rest[2][4];
-#pragma unroll
-                for (int k = 0; k < 8; k++)
-                    rest[k / 4][k % 4] = S[2 * n + k / 4][k % 4] - unpack(x[k / 2], k % 2);
-                kept[low * behind_it + n * WARP] = low ? accumulator_pack(rest) : hi;
-            }
+            states_keep<W>(kept + low * behind_it, S, low);
     }
 }
 

@@ -1,7 +1,46 @@
-// train_metala.cu: MetaLA and gated linear attention on the GPU, the same model as train_metala.c,
-// which says what is computed and is what this is held against (dev/test_cuda.sh).
+// train_metala.cu: MetaLA and gated linear attention (GLA) on the GPU, the same model as
+// train_metala.c, which says what is computed and is what this is held against (dev/test_cuda.sh).
 //
 //   S_t = diag(alpha_t) S_{t-1} + k_t v_t^T,  o_t = S_t^T q_t / sqrt(DK)
+//   alpha_t = exp(g_t),  g_t = ln sigmoid(z_t) / tau,  k_t = 1 - alpha_t, or free
+//   c = SiLU(p) norm_head(o + sigmoid(a v)),  a = sum_i q_i w_i k_i  [2411.10741, 2312.06635]
+//   x += W_out c;  x += W_down (SiLU(f) e),  f, e = W_gu norm(x)
+//
+// Token by token all is fp32 but q, k and v. Threads have 32 numbers of a row or column of S each
+// in registers. Backward, dq is made with S from the first token on, dk and dv with its gradient D
+// from the last: nothing is divided by alpha. dg_t = dg_{t+1} + q_t dq_t - k_t dk_t, anew every 64
+// tokens from the row sums of S D there.
+//
+// By chunks of 64 (BF16, mma.sync), b_t the sum of g from the chunk's first token to t, C its last,
+// S before the chunk and D behind it, s = 1 / sqrt(DK):                 [2312.06635, 4.2]
+//   A_tu = sum_i q_ti k_ui exp(b_ti - b_ui),  o_t = s (S^T (q_t exp(b_t)) + sum_u A_tu v_u), u <= t
+//   S' = diag(exp(b_C)) S + sum_u (k_u exp(b_C - b_u)) v_u^T
+//   dA_tu = s do_t . v_u,  dv_u = s sum_t A_tu do_t + D^T (k_u exp(b_C - b_u))
+//   dq_t = s exp(b_t) S do_t + sum_u dA_tu k_u exp(b_t - b_u)
+//   dk_u = exp(b_C - b_u) D v_u + sum_t dA_tu q_t exp(b_t - b_u)
+//   D' = diag(exp(b_C)) D + s sum_t (q_t exp(b_t)) do_t^T
+// A kernel takes S through the chunks and leaves what stands before each; another makes o of all
+// chunks at once. Back the same: D, then dq, dk, dg, dv. No exponent is ever above 0: between two
+// blocks of 16 tokens both factors are relative to b at the end of the earlier one, within a block
+// pairs are taken one by one, in fp32. S, D, b and dg are fp32; what enters a product is one bf16.
+// dg_t is all that flows from before t to t and later, a sum without a difference but for pairs in
+// a block of 16: with strong gates q dq - k dk would leave the rounding of its terms.
+//
+// nvcc -DPRECISION_BF16 (train_metala_gpu): weights and activations in bf16, through the typedef
+// floatX; fp32: master weights, the residual stream, z and g, S but for its copies between kernels,
+// and all sums. k = -expm1(g) is rounded as k, not as alpha. Augmentation, head norm and gate are
+// one kernel, in fp32. Without it (train_metala_gpu_fp32) all is fp32, no TF32.
+//
+// A step is one CUDA graph without a host in it: the host makes the next batch meanwhile, and reads
+// loss, norm and predictions of the step before. Only --accumulate N waits between its batches. No
+// float is added atomically: same bits every time. q, v, p and k (tied: z) are one matrix product.
+//
+// Letters: those of train_metala.c; K = NH DK. Sections: [mix] recurrence, gates, reading; [block]
+// convolution, SiLU; [layers] matrix product, norm, embedding, cross-entropy; [model]; [train];
+// [main]. [optimizer] AdamW and the sums over rows are in util/.
+//
+//   ./train_metala_gpu --preset mqar, mqar-80; see train_metala.c
+// Differences from the papers: those of train_metala.c.
 
 #include "data/tasks.h"
 #include "util/chunk.cuh"
@@ -101,13 +140,15 @@ static __device__ inline Position position_fetch(GlaInputs in, const float *dg, 
 //   M += add own,  out = M read,  M = diag(alpha) M                PASS_DK, PASS_DV
 // PASS_O leaves M before every CS-th token in states (B,NH,NC,DK,DV), unless NULL. PASS_DQ leaves q
 // dq in dg; of it PASS_DK makes dg_t = dg_{t+1} + q dq - k dk, which starts anew at the end of each
-// CS tokens from the row sums of S D there; S after the last token is `final`.
+// CS tokens from the row sums of S D there; S after the last token is `final`. In these dq and dk
+// what a token reads of itself is left out: it cancels, and would leave its rounding.
 template <int P, int PASS>
-static __global__ void __launch_bounds__(COLS * P)
+static __global__ void __launch_bounds__(COLS * P, 1)
 recurrent_kernel(floatX *out, size_t pitch, float *dg, float *states, float *last,
                  const float *first, const float *final, GlaInputs in, GlaShape s)
 {
-    enum { OWN_KEY = PASS == PASS_DQ || PASS == PASS_DK, BACK = PASS == PASS_DK || PASS == PASS_DV };
+    enum { OWN_KEY = PASS == PASS_DQ || PASS == PASS_DK };
+    enum { BACK = PASS == PASS_DK || PASS == PASS_DV };
     __shared__ __align__(16) float shared[2][3][COLS * P];
     const int lane = threadIdx.x % P, T = (int)s.T, DV = (int)s.DV, NC = (T + CS - 1) / CS;
     const int X = (int)(OWN_KEY ? s.DV : s.DK), Y = (int)(OWN_KEY ? s.DK : s.DV);
@@ -127,7 +168,7 @@ recurrent_kernel(floatX *out, size_t pitch, float *dg, float *states, float *las
         const int t = BACK ? T - 1 - i : i;
         const Position p = next;
         const float own_part = OWN_KEY ? part_of(p.gate) : 0;
-        float(*to)[COLS * P] = shared[i % 2], sum[1] = {}, flow[1] = {};
+        float(*to)[COLS * P] = shared[i % 2], sum[OWN_KEY ? 2 : 1] = {}, flow[1] = {};
         to[0][threadIdx.x] = p.read;
         to[1][threadIdx.x] = p.add;
         if (!OWN_KEY)
@@ -159,20 +200,26 @@ recurrent_kernel(floatX *out, size_t pitch, float *dg, float *states, float *las
             for (int j = 0; j < 4; j++) {
                 const float part_j = OWN_KEY ? own_part : part.v[j];
                 float *m = &M[n + j];
-                *m = BACK ? fmaf(add.v[j], p.own, *m) : faded(*m, part_j, add.v[j] * p.own);
-                sum[0] = fmaf(read.v[j], *m, sum[0]);
+                *m = BACK ? *m : faded(*m, part_j, OWN_KEY ? 0 : add.v[j] * p.own);
+                if (OWN_KEY) { // what is read without the token's own part, and of that part
+                    sum[0] = fmaf(read.v[j], *m, sum[0]);
+                    sum[OWN_KEY] = fmaf(read.v[j], add.v[j], sum[OWN_KEY]);
+                }
+                *m = OWN_KEY || BACK ? fmaf(add.v[j], p.own, *m) : *m;
+                sum[0] = OWN_KEY ? sum[0] : fmaf(read.v[j], *m, sum[0]);
                 *m = BACK ? faded(*m, part_j, 0) : *m;
             }
         }
         row_reduce<P, 0>(sum, NULL);
-        const float result = (BACK ? 1 : s.scale) * sum[0];
+        const float scale = BACK ? 1 : s.scale, others = p.y * scale * sum[0];
+        const float result = scale * (OWN_KEY ? fmaf(p.own, sum[OWN_KEY], sum[0]) : sum[0]);
         const size_t at = at0 + t;
         if (PASS == PASS_DK)
-            gate += p.qdq - p.y * result;
+            gate += p.qdq - others;
         if (lane == 0 && y < Y) {
             out[at * pitch + h * Y + y] = (floatX)result;
             if (PASS == PASS_DQ || PASS == PASS_DK)
-                dg[(at * s.NH + h) * Y + y] = PASS == PASS_DQ ? p.y * result : gate;
+                dg[(at * s.NH + h) * Y + y] = PASS == PASS_DQ ? others : gate;
         }
     }
 #pragma unroll
@@ -235,8 +282,8 @@ static __device__ inline void state_fetch(floatX *tile, const floatX *state, int
     }
 }
 
-// gates_sum: b, in units of ln 2, in the place of g: b_t = the sum of g from row 0 to t; the first W
-// threads have a column each.
+// gates_sum: b, in units of ln 2, in the place of g: b_t = the sum of g from row 0 to t; the first
+// W threads have a column each.
 template <int W> static __device__ inline void gates_sum(float *b)
 {
     float sum = 0;
@@ -259,8 +306,8 @@ static __device__ inline uint32_t faded2(uint32_t x, float low, float high)
 }
 
 // fade_left: a left operand of mma, rows g and g + 8 of x at four columns, times 2^(b_t - b_m) or,
-// SIGN -1, 2^(b_m - b_t): b at row g and the first of the columns, rows ld apart, b_m at that column,
-// NULL: 0.
+// SIGN -1, 2^(b_m - b_t): b at row g and the first of the columns, rows ld apart, b_m at that
+// column, NULL: 0.
 template <int SIGN>
 static __device__ inline uint4 fade_left(uint4 x, const float *b, int ld, const float *b_m)
 {
@@ -386,9 +433,14 @@ static __device__ inline uint4 diagonal_scores(const floatX *q, const floatX *k,
     for (int c = 4 * l; c < WK; c += 16) {
         float q_t[2][4], b_t[2][4];
 #pragma unroll
-        for (int i = 0; i < 8; i++) {
-            q_t[i / 4][i % 4] = (float)q[(r + i / 4 * 8) * LK + c + i % 4];
-            b_t[i / 4][i % 4] = b[(r + i / 4 * 8) * LB + c + i % 4];
+        for (int half = 0; half < 2; half++) {
+            const uint2 q2 = *(const uint2 *)(q + (r + 8 * half) * LK + c);
+            const Pack<float, 4> b4 = *(const Pack<float, 4> *)(b + (r + 8 * half) * LB + c);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                q_t[half][i] = unpack(i < 2 ? q2.x : q2.y, i % 2);
+                b_t[half][i] = b4.v[i];
+            }
         }
 #pragma unroll
         for (int u = 0; u < 16; u++) {
@@ -399,7 +451,8 @@ static __device__ inline uint4 diagonal_scores(const floatX *q, const floatX *k,
                 const float k_u = unpack(i < 2 ? k2.x : k2.y, i % 2);
 #pragma unroll
                 for (int half = u / 8; half < 2; half++) {
-                    const float fade = exp2_fast(fminf(b_t[half][i] - b_u.v[i], 0));
+                    const float ahead = b_t[half][i] - b_u.v[i]; // above 0: masked below
+                    const float fade = exp2_fast(u / 8 < half ? ahead : fminf(ahead, 0));
                     float *to = &a[u / 8 + half][u % 8];
                     *to = fmaf(q_t[half][i] * fade, k_u, *to);
                 }
@@ -407,7 +460,7 @@ static __device__ inline uint4 diagonal_scores(const floatX *q, const floatX *k,
         }
     }
 #pragma unroll
-    for (int n = 0; n < 3; n++) // the four lanes of a row: each keeps the sum of columns 2 l, 2 l + 1
+    for (int n = 0; n < 3; n++) // a row's four lanes: each keeps the sums of columns 2 l, 2 l + 1
 #pragma unroll
         for (int far = 2; far > 0; far /= 2)
 #pragma unroll
@@ -439,8 +492,8 @@ chunk_output_kernel(floatX *o, floatX *pairs, const floatX *states, GlaInputs in
     const size_t head = blockIdx.x / chunks, h = head % s.NH, t0 = blockIdx.x % chunks * CS;
     const size_t token = head / s.NH * s.T + t0;
     const int rows = (int)(s.T - t0), l2 = lane % 4 * 2;
-    float dots[3][2][4] = {}, out[WV / 8][4] = {};
-    uint4 a[4] = {}, q_in[WK / 16];
+    float dots[3][2][4] = {};
+    uint4 a[4], q_in[WK / 16];
     tile_fetch<CS, WK, CHUNK_THREADS>(qs, in.q + token * s.q_pitch + h * DK, (int)s.q_pitch, rows,
                                       DK);
     tile_fetch<CS, WK, CHUNK_THREADS>(ks, in.k + token * s.k_pitch + h * DK, (int)s.k_pitch, rows,
@@ -490,6 +543,7 @@ chunk_output_kernel(floatX *o, floatX *pairs, const floatX *states, GlaInputs in
     }
     copy_wait();
     __syncthreads();
+    float out[WV / 8][4] = {};
     add_product<WV, WK>(out, q_in, NULL, ss + row_at(lane, LV), 0, WK);
     add_product<WV, CS>(out, a, NULL, vs + row_at(lane, LV), 0, warp);
     rows_store<WV>(o + ((token + own) * s.NH + h) * DV, out, s.scale, s.NH * DV, rows - own, DV);
@@ -498,7 +552,7 @@ chunk_output_kernel(floatX *o, floatX *pairs, const floatX *states, GlaInputs in
 // diagonal_grads: of a block's own 16 tokens, N channels, one a lane at a time, in fp32: from dA
 // (16,16), rows ld_a apart, and q, k, b at the block's first row and the first of the channels
 //   dq_t = sum_u dA_tu k_u 2^(b_t - b_u),  dk_u = sum_t dA_tu q_t 2^(b_t - b_u)          u <= t
-//   dg_t = sum over u >= t of q_u dq_u - k_u dk_u
+//   dg_t = sum over u >= t of q_u dq_u - k_u dk_u, without the pairs t = u
 // k becomes k 2^(b_15 - b), q becomes q 2^(b - b_m), m the row before the block, 0 without one.
 template <int WK, int N>
 static __device__ inline void diagonal_grads(float *dq, float *dk, float *dg, floatX *q, floatX *k,
@@ -518,10 +572,10 @@ static __device__ inline void diagonal_grads(float *dq, float *dk, float *dg, fl
 #pragma unroll
         for (int t = 0; t < 16; t++)
 #pragma unroll
-            for (int u0 = 0; u0 <= t; u0 += 4) {
+            for (int u0 = 0; u0 < t; u0 += 4) {
                 const Pack<float, 4> d = *(const Pack<float, 4> *)(dA + t * ld_a + u0);
 #pragma unroll
-                for (int u = u0; u < u0 + 4 && u <= t; u++) {
+                for (int u = u0; u < u0 + 4 && u < t; u++) {
                     const float x = d.v[u - u0] * exp2_fast(b_t[t] - b_t[u]);
                     dq_t[t] = fmaf(x, k_t[u], dq_t[t]);
                     dk_t[u] = fmaf(x, q_t[t], dk_t[u]);
@@ -529,9 +583,10 @@ static __device__ inline void diagonal_grads(float *dq, float *dk, float *dg, fl
             }
 #pragma unroll
         for (int t = 15; t >= 0; t--) {
+            const float own = dA[t * ld_a + t]; // cancels in dg, but for its rounding
             dg[t * LB + c] = sum += q_t[t] * dq_t[t] - k_t[t] * dk_t[t];
-            dq[t * LB + c] = dq_t[t];
-            dk[t * LB + c] = dk_t[t];
+            dq[t * LB + c] = fmaf(own, k_t[t], dq_t[t]);
+            dk[t * LB + c] = fmaf(own, q_t[t], dk_t[t]);
             q[t * LK + c] = (floatX)(q_t[t] * exp2_fast(b_t[t] - before));
             k[t * LK + c] = (floatX)(k_t[t] * exp2_fast(b_t[15] - b_t[t]));
         }
@@ -605,8 +660,8 @@ template <int WK, int WV> struct GradsTiles {
     }
 };
 
-// chunk_scores_grads: dA_tu = scale dout_t . v_u, u <= t: two of the blocks of 16 of the warp's rows
-// in bf16, on the diagonal in fp32.
+// chunk_scores_grads: dA_tu = scale dout_t . v_u, u <= t: two of the blocks of 16 of the warp's
+// rows, in bf16, on the diagonal in fp32.
 template <int WK, int WV>
 static __device__ inline void chunk_scores_grads(GradsTiles<WK, WV> x, float scale)
 {
@@ -688,8 +743,9 @@ static __device__ inline void chunk_values_grads(floatX *dv, size_t pitch, int r
 }
 
 // chunk_keys_grads: dq and dk of the warp's 16 rows and half their columns, from those of S and D.
-// The sum for dq, over earlier blocks, is kept relative to b at the end of the last block added, that
-// for dk, over later ones, to b at the end of the block before: to move it takes one factor a column.
+// The sum for dq, over earlier blocks, is kept relative to b at the end of the last block added,
+// that for dk, over later ones, to b at the end of the block before: to move it takes one factor a
+// column.
 template <int WK, int WV>
 static __device__ inline void chunk_keys_grads(floatX *to_q, size_t q_pitch, floatX *to_k,
                                                size_t k_pitch, int rows, int columns,
@@ -798,8 +854,8 @@ chunk_grads_kernel(floatX *dq, floatX *dk, float *dg, floatX *dv, const floatX *
     chunk_values_grads(dv + to_v, s.v_pitch, rows - own, DV, dq_own, dk_own, x, s.scale);
     __syncthreads(); // v, dout, S and D have been read
     diagonal_grads<WK, N>(x.dq + at, x.dk + at, x.dg + at, x.q + own * LK + half,
-                          x.k + own * LK + half, x.b + at, (float *)(x.dA + own * LDA + own), LDA / 2,
-                          own == 0);
+                          x.k + own * LK + half, x.b + at, (float *)(x.dA + own * LDA + own),
+                          LDA / 2, own == 0);
     __syncthreads();
     chunk_keys_grads(dq + to_q, s.q_pitch, dk + to_k, s.k_pitch, rows - own, DK, dq_own, dk_own, x);
     __syncthreads();
@@ -823,8 +879,9 @@ static void chunk_states(floatX *states, float *last, const float *first, GlaInp
 
 // ---- the launchers
 
-// gla_form: the form for heads of DK keys and DV values where --form asks for `form`. AUTO: by chunks,
-// in BF16 and where the GPU has the shared memory, from 32 keys on. Dies if CHUNK cannot be had.
+// gla_form: the form for heads of DK keys and DV values where --form asks for `form`. AUTO: by
+// chunks, in BF16 and where the GPU has the shared memory, from 32 keys on. Dies if CHUNK cannot be
+// had.
 static int gla_form(size_t DK, size_t DV, int form)
 {
     int most = 0, need = 1;
@@ -1014,8 +1071,8 @@ static __global__ void read_forward_kernel(floatX *c, const floatX *__restrict__
     }
 }
 
-// read_forward: c (N,C) = SiLU(p) n, n = LayerNorm, eps 1e-5, by heads of o + sigmoid(a v), a = sum_i
-// q_i w_i k_i of a head, or without w of o; o (N,C), rows of q, v, p and k, w (K), NULL: none.
+// read_forward: c (N,C) = SiLU(p) n, n = LayerNorm, eps 1e-5, by heads of o + sigmoid(a v), a =
+// sum_i q_i w_i k_i of a head, or without w of o; o (N,C), rows of q, v, p and k, w (K), NULL: no.
 static void read_forward(floatX *c, const floatX *o, const floatX *row, const float *w, Tokens s,
                          cudaStream_t stream)
 {
@@ -1028,7 +1085,8 @@ template <int P>
 static __global__ void read_backward_kernel(floatX *d_o, floatX *drow, float *da,
                                             const floatX *__restrict__ dc,
                                             const floatX *__restrict__ o,
-                                            const floatX *__restrict__ row, const float *w, Tokens s)
+                                            const floatX *__restrict__ row, const float *w,
+                                            Tokens s)
 {
     const HeadRow r = head_row(s);
     float y[P], dn[P], rstd, sum = 0, sum_y = 0, da_h = 0;
@@ -1066,8 +1124,8 @@ static __global__ void read_backward_kernel(floatX *d_o, floatX *drow, float *da
     }
 }
 
-// read_backward: d_o (N,C) =, the part of p of drow =, da (N,NH,2) = a and its gradient (NULL: no w)
-// from dc (N,C) and the forward's o, row, w. With n the norm's output, r = sigmoid(a v):
+// read_backward: d_o (N,C) =, the part of p of drow =, da (N,NH,2) = a and its gradient (NULL: no
+// w) from dc (N,C) and the forward's o, row, w. With n the norm's output, r = sigmoid(a v):
 //   dn = dc SiLU(p),  do = rstd (dn - mean(dn) - n mean(dn n)),  da = sum of do r (1 - r) v
 static void read_backward(floatX *d_o, floatX *drow, float *da, const floatX *dc, const floatX *o,
                           const floatX *row, const float *w, Tokens s, cudaStream_t stream)
@@ -1215,8 +1273,8 @@ static __global__ void conv_forward_kernel(floatX *__restrict__ out, floatX *win
 }
 
 // conv_backward_kernel: a warp takes 32 VEC channels and every `slices`-th strip: dx =, and partial
-// (slices,C,W) = its part of the sum for the weights. The gradient of a row is due W - 1 rows later,
-// so that strips overlap by as many.
+// (slices,C,W) = its part of the sum for the weights. The gradient of a row is due W - 1 rows
+// later, so that strips overlap by as many.
 template <int W, int VEC>
 static __global__ void conv_backward_kernel(floatX *__restrict__ dx, float *partial,
                                             const floatX *__restrict__ dout,
@@ -1845,7 +1903,7 @@ static Acts layer_acts(const Model *m, size_t l)
             .mid = a->mid + C, .rstd2 = a->rstd2 + n, .r1 = a->r1 + C,
             .xc = (m->W ? a->xc : a->r1) + C, .row = a->row + P, .k = a->k + P,
             .low = from(a->low, n * RANK), .o = a->o + C, .c = a->c + C, .r2 = a->r2 + C,
-            .gu = a->gu + 2 * H, .h = a->h + H, 
+            .gu = a->gu + 2 * H, .h = a->h + H,
             .kept = {from(a->kept.tiles, chunks * size), from(a->kept.states, chunks * size),
                      from(a->kept.pairs, chunks * CS * CS)}};
 }

@@ -5,11 +5,11 @@
     gcc -std=gnu11 -O3 -march=native -fno-math-errno -fopenmp-simd -fopenmp -I. \\
         build/rounded_deltanet.c -o build/rounded_deltanet -lm
 
-For deltanet and gateloop. What the GPU's program stores in bf16 is rounded to bf16 as soon as it is
-made: the weights that products read, and activations and their gradients but for the residual
-stream, beta, u, S, a transition's logits and the output's. All arithmetic stays what it was. In
-gateloop's --wiring paper, where norms make the stream, it is rounded but for the embedding, whose
-copy for products is. For --steps 0 --dump: the weights themselves are rounded.
+For deltanet, gateloop and metala. What the GPU's program stores in bf16 is rounded to bf16 as soon
+as it is made: the weights that products read, and activations and their gradients but for the
+residual stream, beta, u, S, the logits of gates and transitions and the output's. All arithmetic
+stays what it was. In gateloop's --wiring paper, where norms make the stream, it is rounded but for
+the embedding, whose copy for products is. For --steps 0 --dump: the weights themselves are rounded.
 """
 
 import os
@@ -87,7 +87,41 @@ GATELOOP = {
     "model_backward": {
         "matmul_backward(": MATMUL["matmul_backward("],
         "layernorm_backward(": ("", "rounded({0}, N * C);")}}
-MODELS = {"train_deltanet.c": DELTANET, "train_gateloop.c": GATELOOP}
+METALA = {
+    "block_forward": {
+        "normalize_forward(": ("", "rounded({0}, N * C);"),
+        "conv_forward(": ("", "rounded({0}, N * C);"),
+        "matmul_forward(": MATMUL["matmul_forward("],
+        "matmul_forward(p.low_w ?": ("", "rounded(p.low_w ? k.k : NULL, N * K);"),
+        "matmul_forward(k.z": ("", ""),
+        "gates_forward(": ("", "rounded(p.low_w ? NULL : k.k, N * K);"),
+        "gla_forward(": ("", "rounded({0}, N * C);"),
+        "gated_forward(": ("", "rounded({0}, {4} * {5});"),
+        "matmul_forward(k.mid": ("", ""), "matmul_forward(next": ("", "")},
+    "model_forward": {
+        "batch_check(": ("", "".join(f"rounded(m->params.{name}, m->L * {n});" for name, n in (
+            ("qv_w", "m->P * C"), ("gate_w", "C * C"), ("gate_b", "C"), ("a_w", "m->K * C"),
+            ("low_w", "RANK * C"), ("up_w", "m->K * RANK"), ("out_w", "C * C"),
+            ("gu_w", "2 * m->H * C"), ("down_w", "C * m->H"))) +
+            "rounded(m->params.head_w, m->V * C);"),
+        "normalize_forward(": ("", "rounded({0}, N * C);"),
+        "matmul_forward(acts.logits": ("", ""),
+        "crossentropy(": MATMUL["crossentropy("]},
+    "block_backward": {
+        "matmul_backward(": MATMUL["matmul_backward("],
+        "gated_backward(d.dgu": ("", "rounded({0}, N * 2 * H);"),
+        "gated_backward(d.dp": ("", "rounded({0}, N * C);"), # n's stays in registers
+        "normalize_backward(": ("", "rounded({0}, N * C);"),
+        "read_backward(": ("", "rounded({0}, N * C);"),
+        "gla_backward(": ("", "rounded({0}, N * P);"),
+        "gates_backward(": ("", "rounded({0}, N * K); rounded(p.low_w ? d.dk : NULL, N * K);"),
+        # three parts of one product
+        "matmul_backward(d.dxc, g.qv_w": ("", ""), "matmul_backward(d.dxc, g.a_w": ("", ""),
+        "conv_backward(": ("", "rounded({0}, N * C);")},
+    "model_backward": {
+        "matmul_backward(": MATMUL["matmul_backward("],
+        "normalize_backward(": ("", "rounded({0}, N * C);")}}
+MODELS = {"train_deltanet.c": DELTANET, "train_gateloop.c": GATELOOP, "train_metala.c": METALA}
 CALL = re.compile(r"(?:m->loss = )?\b(\w+\(([^;]*))\);")
 
 

@@ -29,7 +29,8 @@ background() {
 # fill OPTIONS...: options = these and, where they leave it open, a small model's
 small=(--batch-size:2 --string-size:16 --channels:64 --layers:2)
 [ "$model" = causalrn ] && small+=(--hidden:64)
-[[ $model == deltanet || $model == gateloop || $model == mamba ]] && small+=(--task:copying)
+[[ $model == deltanet || $model == gateloop || $model == mamba || $model == metala ]] &&
+    small+=(--task:copying)
 fill() {
     local given=" $* " default
     options=("$@")
@@ -240,6 +241,13 @@ END
         out=$(build/test_delta_$precision 2>&1 | tail -n 2 | tr '\n' ' ')
         [[ $out == *" 0 failed"* ]] && row "the delta rule from state to state, $precision" "ok $out" ||
             row "the delta rule from state to state, $precision" "FAIL $out"
+    done
+    [ "$model" = metala ] && for precision in FP32 BF16; do
+        [ build/test_gla_$precision -nt "$newest" ] || nvcc $flags -DTESTING \
+            -DPRECISION_$precision dev/test_gla.cu -o build/test_gla_$precision
+        out=$(build/test_gla_$precision 2>&1 | tail -n 2 | tr '\n' ' ')
+        [[ $out == *" 0 failed"* ]] && row "the recurrence from state to state, $precision" "ok $out" ||
+            row "the recurrence from state to state, $precision" "FAIL $out"
     done
     [ "$model" = gateloop ] && ladder gateloop_fused "the layer from state to state"
     [ "$model" = mamba ] && ladder selective_scan "the scan from state to state"
@@ -607,9 +615,64 @@ mamba_noncausal() {
         --batch-size 1
 }
 
+# metala_checks: keys tied and free, every convolution, lengths around strips, blocks and chunks,
+# heads of every kernel, strong gates. One token's gradient of a_w and aug_w is rounding alone.
+metala_checks() {
+    local t c o tool
+    fails "--heads 1 --channels 512" 2 "heads of at most 256" $bf16 --channels 512 --heads 1
+    fails "--form chunk" 2 "expected multiples of 8" $bf16 --channels 68 --form chunk
+    for o in "--key tied" "--key free"; do
+        background decodes "greedy $o" --task copying --string-size 4 $o
+        background agree "$o" --string-size 127 $o
+        for t in 0 2 4; do background agree "$o conv $t" $o --conv $t; done
+        background agree "$o, no augmentation" $o --augment no --layers 1
+        background agree "$o, strong gates" $o --tau 0.3 --scale no --layers 1
+        background losses "$o ten steps fp32" 1e-4 $fp32 $o
+        background losses "$o ten steps bf16" 1e-2 $bf16 $o
+        FORM=chunk background losses "$o ten steps by chunks" 1e-2 $bf16 $o --key-channels 64
+    done
+    for t in 1 2 31 33 64 65 255 258 2048; do
+        [ $t = 1 ] && export BF16_GRAD=6e-2 || unset BF16_GRAD
+        for c in 64 33; do
+            background agree "T=$t C=$c B=1" --task text --text train_gpt2.c --context $t \
+                --batch-size 1 --channels $c --layers 1 --heads $((c % 2 ? 3 : 2)) \
+                --key-channels $((c % 2 ? 15 : 64))
+        done
+    done
+    unset BF16_GRAD
+    for o in "1 128 64" "1 128 128" "1 64 40" "4 64 16" "1 160 130" "1 256 200" "2 256 128"; do
+        set -- $o
+        background agree "NH=$1 C=$2 K=$3" --heads $1 --channels $2 --key-channels $3 \
+            --string-size 70 --layers 1
+    done
+    background agree "C=192 B=8 L=12" --channels 192 --key-channels 192 --batch-size 8 --layers 12
+    background agree "B=256" --batch-size 256 --string-size 20 --layers 1
+    background agree "MQAR" --task mqar --max-length 256 --pairs 16 --vocab-size 8192 --layers 1 \
+        --key-channels 64
+    background agree "text, V=50257" --task text --vocab gpt2 --context 33 --layers 1 \
+        --text "$work/tokens.bin"
+    background losses "--accumulate 3" 1e-4 $fp32 --accumulate 3
+    background losses "longer fresh sequences" 1e-4 $fp32 "${longer[@]}"
+    background losses "shorter fresh sequences" 1e-2 $bf16 --task parity --max-length 150 \
+        --eval-min-length 5 --eval-max-length 17 --eval-batches 2 --batch-size 2 --key-channels 64
+    background same "fp32" $fp32 --string-size 40
+    background same "bf16, chunks" $bf16 --string-size 40 --key-channels 64
+    for tool in memcheck racecheck initcheck synccheck; do
+        background sanitize $tool
+        background sanitize $tool --key-channels 64 --key free
+        background sanitize $tool --key-channels 128 --channels 128 --heads 1 --conv 4
+    done
+}
+
+# metala_noncausal: memory that starts as NaN
+metala_noncausal() {
+    background noncausal agree "poisoned memory" --string-size 40
+    background noncausal agree "poisoned memory, chunks" --string-size 100 --key-channels 64
+}
+
 start=$(date +%s)
 tokens >"$work/tokens.bin"
-if [[ $model == deltanet || $model == gateloop ]]; then # it rounds what the GPU stores in bf16
+if [[ $model == deltanet || $model == gateloop || $model == metala ]]; then # it rounds what the GPU stores in bf16
     export ROUNDED=build/rounded_$model
     python3 dev/rounded.py "train_$model.c" $ROUNDED.c &&
         gcc -std=gnu11 -O3 -march=native -fno-math-errno -fopenmp-simd -fopenmp -I. $ROUNDED.c \
@@ -617,7 +680,7 @@ if [[ $model == deltanet || $model == gateloop ]]; then # it rounds what the GPU
 fi
 others >"$work/others.log" 2>&1 &
 others_pid=$!
-[[ $model == deltanet || $model == gateloop || $model == mamba ]] ||
+[[ $model == deltanet || $model == gateloop || $model == mamba || $model == metala ]] ||
     fails "--causal no" 2 "a bidirectional model" $bf16 --causal no
 fails "B = 10^6" 4 "needs .* GiB, .* GiB are free" $bf16 --batch-size 1000000 --layers 12
 CUDA_VISIBLE_DEVICES="" fails "no visible GPU" 4 "no visible GPU" $bf16

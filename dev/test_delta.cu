@@ -6,6 +6,7 @@
 #define TRAINER "../train_deltanet.cu"
 #endif
 #include TRAINER
+#include "test_arrays.cuh"
 namespace plain { // the trainer has functions of these names too
 #define DELTA_REAL double
 #include "delta/delta_chunk.h"
@@ -18,56 +19,6 @@ typedef struct {
     size_t B, T, NH, HS;
     int keys, betas, form;
 } Case;
-
-// Arrays of one kind: floatX or float on the device, as double here.
-typedef struct {
-    void *device;
-    double *host;
-    size_t n, size;
-} Array;
-
-// array_new: n elements of `size` bytes, NaN on the device.
-static Array array_new(size_t n, size_t size)
-{
-    Array a = {device_new(n * size, "array"), (double *)alloc_zero(n, 8, "array"), n, size};
-    CUDA_CHECK(cudaMemset(a.device, 0xff, n * size));
-    return a;
-}
-
-// array_up: the device's numbers are the host's, which become as round as they.
-static void array_up(Array *a)
-{
-    char *raw = (char *)alloc_zero(a->n, a->size, "array");
-    for (size_t i = 0; i < a->n; i++) {
-        if (a->size == 2)
-            ((__nv_bfloat16 *)raw)[i] = __float2bfloat16((float)a->host[i]);
-        else
-            ((float *)raw)[i] = (float)a->host[i];
-        a->host[i] = a->size == 2 ? (double)__bfloat162float(((__nv_bfloat16 *)raw)[i])
-                                  : (double)((float *)raw)[i];
-    }
-    CUDA_CHECK(cudaMemcpy(a->device, raw, a->n * a->size, cudaMemcpyHostToDevice));
-    free(raw);
-}
-
-// array_down: the host's numbers are the device's.
-static void array_down(Array *a)
-{
-    char *raw = (char *)alloc_zero(a->n, a->size, "array");
-    CUDA_CHECK(cudaDeviceSynchronize());
-    CUDA_CHECK(cudaMemcpy(raw, a->device, a->n * a->size, cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < a->n; i++)
-        a->host[i] = a->size == 2 ? (double)__bfloat162float(((__nv_bfloat16 *)raw)[i])
-                                  : (double)((float *)raw)[i];
-    free(raw);
-}
-
-// array_free: give the memory back.
-static void array_free(Array *a)
-{
-    CUDA_CHECK(cudaFree(a->device));
-    free(a->host);
-}
 
 // draw_inputs: qkv (B,T,3C) with q and k of length 1, beta (B,T,NH), and normal numbers for others.
 static void draw_inputs(const Case *c, Array *qkv, Array *beta, Array *others, int n)
@@ -98,15 +49,6 @@ static void draw_inputs(const Case *c, Array *qkv, Array *beta, Array *others, i
         for (size_t i = 0; i < others[k].n; i++)
             others[k].host[i] = rand_normal(1, 2000 + (uint64_t)k, i);
         array_up(&others[k]);
-    }
-}
-
-// head_of: to (T,HS) = the head's part of x, rows `pitch` apart; back: the other way.
-static void head_of(double *to, double *x, size_t pitch, size_t T, size_t HS, int back)
-{
-    for (size_t i = 0; i < T * HS; i++) {
-        double *at = x + i / HS * pitch + i % HS;
-        *(back ? at : to + i) = *(back ? to + i : at);
     }
 }
 
@@ -142,8 +84,7 @@ static void reference(const Case *c, double *out, double *final, double *dqkv, d
 // agrees: check that `got` is `ref` within the bound.
 static void agrees(const Case *c, const char *what, Array *got, const double *ref, double bound)
 {
-    array_down(got);
-    const Comparison e = compare(got->host, 8, ref, 8, got->n, bound, 0);
+    const Comparison e = array_compare(got, ref, bound);
     CHECK(e.ok, "form %d B=%zu T=%zu NH=%zu HS=%zu, keys %d, betas %d: %s: relative error %.3g, "
           "bound %g", c->form, c->B, c->T, c->NH, c->HS, c->keys, c->betas, what, e.rel_l2, bound);
 }

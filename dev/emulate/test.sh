@@ -178,12 +178,12 @@ tokens() {
     done
 }
 
-# launched: every kernel of the .cu and of util/*.cuh ran in some check; deltanet and mamba leave a
-# part of [layers] and of util/ to others
+# launched: every kernel of the .cu and of util/*.cuh ran in some check; deltanet, mamba and metala
+# leave a part of [layers] and of util/ to others
 launched() {
     local never skip= sources="train_$model.cu util/*.cuh"
-    [[ $model == deltanet || $model == mamba ]] && sources=train_$model.cu \
-        skip='/^\/\/ \[layers\]/,/^\/\/ \[model\]/d'
+    [[ $model == deltanet || $model == mamba || $model == metala ]] &&
+        sources=train_$model.cu skip='/^\/\/ \[layers\]/,/^\/\/ \[model\]/d'
     [ $model = gateloop ] && sources=train_gateloop.cu # no positions to learn
     never=$(comm -23 <(sed "$skip" $sources | tr '\n' ' ' | grep -oE '__global__[^{;]*' |
         grep -oE '\w+_kernel' | sort -u) <(grep -oE '\w+_kernel' "$work/kernels.$model" | sort -u))
@@ -298,6 +298,61 @@ states() {
         -DTRAINER="\"$build/deltanet_$1.cc\"" ${2:-}
     $build/delta_$1 >"$log" 2>&1 && row "deltanet states $1" "ok $(tail -n 1 "$log")" ||
         row "deltanet states $1" "FAIL $(grep -m 1 FAIL "$log") $(tail -n 1 "$log")"
+}
+
+# recurrence PRECISION: MetaLA's, from state to state, gates from 0 to -30 (dev/test_gla.cu)
+recurrence() {
+    local log=$work/recurrence.$1
+    export EMULATE_KERNELS=$work/kernels.metala
+    compile dev/test_gla.cu $build/gla_$1 -Idev -DTESTING -DTRAINER="\"$build/metala_$1.cc\"" \
+        ${2:-}
+    $build/gla_$1 >"$log" 2>&1 && row "metala recurrence $1" "ok $(tail -n 1 "$log")" ||
+        row "metala recurrence $1" "FAIL $(grep -m 1 FAIL "$log") $(tail -n 1 "$log")"
+}
+
+# metala_checks: keys tied and free, every convolution, lengths around strips, blocks and chunks,
+# heads of every kernel, gates as strong as HGRN2's. BF16 is held against the oracle that is as
+# round (dev/rounded.py); of one token o is a multiple of v, which the norm's gradient leaves
+# nothing of: what remains of a_w's and aug_w's is rounding (4.5e-2 of it, either way). Trained free
+# gates have gradients to speak of only at a small tau.
+metala_checks() {
+    local t o
+    local -x ROUNDED=$build/rounded_metala
+    background recurrence bf16 -DPRECISION_BF16
+    background recurrence fp32
+    for o in "--key tied" "--key free"; do
+        background decodes "$o" 200 --task copying $o --lr 6e-3 --eval-batches 1
+        background losses "$o" fp32 1e-4 --task copying $o --eval-batches 1
+        background losses "$o" bf16 1e-2 --task copying $o --eval-batches 1
+        for t in 0 2 4; do
+            background agree "$o conv $t" --task copying $o --conv $t --layers 2
+        done
+        background agree "$o, no augmentation" --task copying $o --augment no --conv 0
+        background trained "$o" --task copying --string-size 40 $o --key-channels 64 \
+            --tau $([ "$o" = "--key free" ] && echo 1 || echo 16)
+        background agree "$o, strong gates" --task mqar --max-length 70 --pairs 4 $o --tau 0.3 \
+            --scale no --channels 32
+    done
+    for t in 1 2 31 33 64 65 255 258; do
+        [ $t = 1 ] && export BF16_GRAD=6e-2 || unset BF16_GRAD
+        background agree "T=$t C=33 B=1" --task text --text "$text" --context $t --batch-size 1 \
+            --channels 33 --heads 3 --key-channels 15
+        PRECISIONS=bf16 FORM=chunk background agree "T=$t, chunks" --task text --text "$text" \
+            --context $t --batch-size 1 --channels 32 --key-channels 16
+    done
+    unset BF16_GRAD
+    for o in "1 128 64" "1 128 128" "1 64 40" "4 64 16" "1 160 130"; do
+        set -- $o
+        background agree "NH=$1 C=$2 K=$3" --task copying --string-size 35 --heads $1 \
+            --channels $2 --key-channels $3 --hidden 30 --batch-size 1
+    done
+    background agree "text, V=50257" --task text --vocab gpt2 --context 9 --channels 16 \
+        --text "$work/tokens.bin" --batch-size 1
+    background losses "--accumulate 3" fp32 1e-4 --task copying --accumulate 3 --conv 0 \
+        --eval-batches 1
+    background losses "longer fresh sequences" fp32 1e-4 "${longer[@]}" --channels 32
+    FORM=chunk background losses "shorter fresh sequences" bf16 1e-2 --task parity --channels 32 \
+        --max-length 150 --eval-min-length 5 --eval-max-length 17 --eval-batches 2 --batch-size 1
 }
 
 # deltanet_checks: head sizes of every kernel, lengths around strips and warps, both ranges, the
@@ -515,7 +570,7 @@ done
 for model in "$@"; do
     background compile train_$model.cu $build/${model}_bf16 -DPRECISION_BF16
     background compile train_$model.cu $build/${model}_fp32
-    [[ $model == deltanet || $model == gateloop ]] && background rounded
+    [[ $model == deltanet || $model == gateloop || $model == metala ]] && background rounded
     background gcc -std=gnu11 -O2 -march=native -fno-math-errno -fopenmp-simd -fopenmp \
         -DCOPYING_CAUSAL=0 train_$model.c -o $build/${model}_cpu_noncausal -lm
 done

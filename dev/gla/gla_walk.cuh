@@ -412,8 +412,8 @@ static __device__ inline void pairs_walk(float found[8], float key[8], const flo
     }
 }
 
-// states_keep: kept, a lane's fragments, = a warp's 16 rows of S, rounded, or with low what rounding
-// takes from them.
+// states_keep: kept, a lane's fragments, = a warp's 16 rows of S, rounded, or with low what
+// rounding takes from them.
 template <int W>
 static __device__ inline void states_keep(uint4 *kept, const float S[W / 8][4], int low)
 {

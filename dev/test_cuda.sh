@@ -251,8 +251,8 @@ END
     done
     [ "$model" = gateloop ] && ladder gateloop_fused "the layer from state to state"
     [ "$model" = mamba ] && ladder selective_scan "the scan from state to state"
-    [ "$model" = metala ] && ladder gla_forward "gated attention from state to state" &&
-        ladder gla_backward "its gradients from state to state"
+    [ "$model" = metala ] && ladder gla_forward "gated attention, all kernels"
+    [ "$model" = metala ] && ladder gla_backward "its gradients, all kernels"
     [ build/test_device -nt "$newest" ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
         dev/test_device.cu -o build/test_device
     out=$(build/test_device 2>&1 | tail -n 2 | tr '\n' ' ')

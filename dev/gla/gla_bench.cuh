@@ -177,7 +177,7 @@ static void ladder_scratch(Ladder *x)
                scratch_of<floatX>(steps * ST * ST), scratch_of<float>(steps * x->DK),
                scratch_of<float>(heads * segments * x->DK), scratch_of<float>(state * segments),
                scratch_of<float>(state * segments), x->dots,
-               scratch_of<uint4>(chunks * fragments / 8)};
+               scratch_of<uint4>((chunks + heads) * fragments / 8)};
 #endif
 }
 

@@ -13,7 +13,9 @@
 //   dK_u = v_u (D V_u) + sum_{t>=u} dA_tu w(u,t) q_t
 //   dG_t = R + sum_{u>=t} (q_u dQ'_u - k_u dK'_u)
 // with R the row sums of S D at the next multiple of CS = 64 tokens, and in which dQ', dK' lack the
-// pair t = u: it cancels, and what rounding left of it would drown dG where gates are strong. The
+// pair t = u: it cancels, and what rounding left of it would drown dG where gates are strong. (So
+// does the last token's part of S_T, against the gradient of S_T: R has S_T unrounded, and D as it
+// is in dK'.) The
 // only exponents are g; a w is a product of a's, and nothing is divided by one: no exponent is
 // above 0, nothing overflows, and exp(-inf) = 0 is a gate like others.
 //
@@ -45,7 +47,8 @@ typedef struct {
 // Scratch. fq, fk (B,T,NH,DK): s q w, k v; of NS steps a head: pairs (B,NH,NS,16,16) = A, fade
 // (B,NH,NS,DK) = w_15; of segments: total (B,NH,segments,DK), the product of fade, and
 // starts, ends (B,NH,segments,DK,DV), S before and D behind each. Backward: states, S behind each
-// chunk, as fragments of warps of 16 keys; dots (B,T,NH,DK) = q dQ'.
+// chunk, and what rounding took from the last, as fragments of warps of 16 keys, 16 DV rounded up
+// to 32, 64 or 128, numbers each; dots (B,T,NH,DK) = q dQ'.
 typedef struct {
     floatX *fq, *fk, *pairs;
     float *fade, *total, *starts, *ends, *dots;
@@ -64,18 +67,37 @@ template <int PENDING> static __device__ inline void copy_wait_but(void)
     asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
 }
 
-// floats_fetch: tile_fetch for floats, rows of the tile LD apart.
-template <int ROWS, int W, int LD, int THREADS>
-static __device__ inline void floats_fetch(float *tile, const float *x, size_t stride, int rows,
-                                           int columns)
-{
-#pragma unroll
-    for (int i = threadIdx.x; i < ROWS * W / 4; i += THREADS) {
-        const int r = i / (W / 4), c = i % (W / 4) * 4, inside = r < rows && c < columns;
-        copy_async((floatX *)(tile + r * LD + c),
-                   (const floatX *)(inside ? x + r * stride + c : x), inside);
+// A tile of ROWS rows of W, LD apart in shared memory, that comes again with every step of a walk:
+// what a thread copies of it is always the same, so that little is computed anew. move: elements
+// from one step's to the next's.
+template <typename X, int ROWS, int W, int LD, int THREADS> struct Feed {
+    enum { PIECE = 16 / sizeof(X), EACH_ROW = W / PIECE, MANY = THREADS > ROWS * EACH_ROW };
+    enum { STEP = MANY ? ROWS : THREADS / EACH_ROW };
+    const X *from;
+    size_t stride;
+    ptrdiff_t move;
+    int row, at;
+    static_assert(THREADS % EACH_ROW == 0 && ROWS % STEP == 0);
+
+    // start: x: of the first step, its rows stride apart; from `columns` on there are zeros.
+    __device__ void start(const X *x, size_t stride, ptrdiff_t move, int columns)
+    {
+        const int r = threadIdx.x / EACH_ROW, c = threadIdx.x % EACH_ROW * PIECE;
+        *this = {x + r * stride + c, STEP * stride, move, c < columns ? r : INT_MAX / 2,
+                 r * LD + c};
     }
-}
+
+    // fetch: start copying the next step's, of which only `rows` are there.
+    __device__ void fetch(X *tile, int rows)
+    {
+#pragma unroll
+        for (int i = 0; i < ROWS / STEP; i++)
+            if (!MANY || at < ROWS * LD)
+                copy_async((floatX *)(tile + at + i * STEP * LD),
+                           (const floatX *)(from + i * stride), row + i * STEP < rows);
+        from += move;
+    }
+};
 
 // ---- pairs: q and k with their gates, A, a warp a step
 
@@ -211,22 +233,29 @@ value_walk_kernel(floatX *out, float *last, float *total, const floatX *read, co
     const int row = w.slab + 16 * warp + lane / 4, K = d.NH * d.DK, h = w.head % d.NH;
     const size_t token = (size_t)(w.head / d.NH) * d.T, step0 = (size_t)w.head * NS;
     const size_t state = ((size_t)w.head * d.segments + w.segment) * d.DK * d.DV;
-    const auto step_of = [=](int i) { return BACK ? w.end - 1 - i : w.first + i; };
-    const auto fetch = [=](int i) {
-        if (i < w.end - w.first) {
+    const int step = BACK ? -1 : 1, start = BACK ? w.end - 1 : w.first, count = w.end - w.first;
+    const size_t at0 = token + start * ST;
+    Feed<floatX, ST, W, LD, THREADS> reads, writes;
+    Feed<floatX, ST, 16 * WARPS, LDX, THREADS> values;
+    Feed<floatX, ST, ST, LDA, THREADS> dots;
+    Feed<float, 1, W, W, THREADS> gates;
+    reads.start(read + at0 * K + h * d.DK, K, step * ST * K, d.DK);
+    writes.start(write + at0 * K + h * d.DK, K, step * ST * K, d.DK);
+    values.start(x + at0 * x_pitch + h * d.DV + w.slab, x_pitch, step * ST * x_pitch,
+                 d.DV - w.slab);
+    dots.start(pairs + (step0 + start) * ST * ST, ST, step * ST * ST, ST);
+    gates.start(fade + (step0 + start) * d.DK, 0, step * d.DK, d.DK);
+    const auto fetch = [&](int i) {
+        if (i < count) {
             floatX *to = tiles + i % RING * Stage::SIZE;
-            const int n = step_of(i), t0 = n * ST;
-            const size_t at = (token + t0) * K + h * d.DK;
-            tile_fetch<ST, W, THREADS>(to, (out ? read : write) + at, K, out ? d.T - t0 : 0, d.DK);
-            tile_fetch<ST, W, THREADS>(to + ST * LD, write + at, K, d.T - t0, d.DK);
-            tile_fetch<ST, 16 * WARPS, THREADS>(
-                to + Stage::X, x + (token + t0) * x_pitch + h * d.DV + w.slab, x_pitch, d.T - t0,
-                d.DV - w.slab);
-            if (threadIdx.x < WARP)
-                copy_async(to + Stage::A + lane / 2 * LDA + lane % 2 * 8,
-                           pairs + (step0 + n) * ST * ST + 8 * lane, true);
-            floats_fetch<1, W, W, THREADS>((float *)(to + Stage::FADE), fade + (step0 + n) * d.DK,
-                                           0, 1, d.DK);
+            const int rows = d.T - (start + step * i) * ST;
+            if (out)
+                reads.fetch(to, rows);
+            writes.fetch(to + ST * LD, rows);
+            values.fetch(to + Stage::X, rows);
+            if (out)
+                dots.fetch(to + Stage::A, ST);
+            gates.fetch((float *)(to + Stage::FADE), 1);
         }
         copy_commit();
     };
@@ -242,10 +271,10 @@ value_walk_kernel(floatX *out, float *last, float *total, const floatX *read, co
         product[i] = 1;
     for (int i = 0; i < RING - 1; i++)
         fetch(i);
-    for (int i = 0; i < w.end - w.first; i++) {
+    for (int i = 0; i < count; i++) {
         const floatX *at = tiles + i % RING * Stage::SIZE, *xs = at + Stage::X + 16 * warp;
         const float *fades = (const float *)(at + Stage::FADE);
-        const int t0 = step_of(i) * ST;
+        const int t0 = (start + step * i) * ST;
         copy_wait_but<RING - 2>();
         __syncthreads(); // this step is there; nobody reads the one before any more
         fetch(i + RING - 1);
@@ -383,6 +412,38 @@ static __device__ inline void pairs_walk(float found[8], float key[8], const flo
     }
 }
 
+// states_keep: kept, a lane's fragments, = a warp's 16 rows of S, rounded, or with low what
+// rounding takes from them.
+template <int W>
+static __device__ inline void states_keep(uint4 *kept, const float S[W / 8][4], int low)
+{
+#pragma unroll
+    for (int n = 0; n < W / 16; n++) {
+        const uint4 hi = accumulator_pack(&S[2 * n]);
+        const uint32_t x[] = {hi.x, hi.y, hi.z, hi.w};
+        float rest[2][4];
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            rest[k / 4][k % 4] = S[2 * n + k / 4][k % 4] - unpack(x[k / 2], k % 2);
+        kept[n * WARP] = low ? accumulator_pack(rest) : hi;
+    }
+}
+
+// states_dot: R += products of rows lane / 4 and + 8 of what states_keep kept and of D, rounded as
+// dK' has it: the lane's part.
+template <int W>
+static __device__ inline void states_dot(float R[2], const uint4 *kept, const float D[W / 8][4])
+{
+#pragma unroll
+    for (int n = 0; n < W / 16; n++) {
+        const uint4 S_n = kept[n * WARP], D_n = accumulator_pack(&D[2 * n]);
+        const uint32_t x[] = {S_n.x, S_n.y, S_n.z, S_n.w}, y[] = {D_n.x, D_n.y, D_n.z, D_n.w};
+#pragma unroll
+        for (int k = 0; k < 8; k++)
+            R[k / 2 % 2] += unpack(x[k / 2], k % 2) * unpack(y[k / 2], k % 2);
+    }
+}
+
 // key_walk_kernel: a block takes 16 WARPS rows of S through a segment's steps, S = first or zero:
 // dx = dQ, dots = q dQ' and states, from mine = q, keys = k, xr = dO, xw = v. BACK: D: dx = dK and
 // dg from dots and states, mine = k, keys = q, xr = v, xw = dO. Pitches: of dx and mine, keys, xr,
@@ -405,25 +466,31 @@ key_walk_kernel(floatX *dx, float *dg, float *dots, uint4 *states, const floatX 
     const size_t state = ((size_t)w.head * d.segments + w.segment) * d.DK * d.DV;
     floatX *ops = tiles + RING * Stage::SIZE + warp * Stage::OWN;
     float *dA = (float *)(ops + ST * LDA), *dS = dA + ST * LDF, *diagonal = dS + ST * LDF;
-    const bool inside = w.slab + c < d.DK;
-    const auto step_of = [=](int i) { return BACK ? w.end - 1 - i : w.first + i; };
-    const auto fetch = [=](int i) {
-        if (i < w.end - w.first) {
+    const bool inside = w.slab + c < d.DK, there = w.slab / 16 + warp < DKS; // a key, a warp's
+    const int behind_it = DKS * (W / 16) * WARP; // fragments of a chunk's states
+    const int way = BACK ? -1 : 1, start = BACK ? w.end - 1 : w.first, count = w.end - w.first;
+    const int left = d.DK - w.slab;
+    const size_t at0 = token + start * ST;
+    Feed<floatX, ST, W, LD, THREADS> reads, writes;
+    Feed<floatX, ST, N, LDK, THREADS> mines, writers;
+    Feed<float, ST, N, LDG, THREADS> gates, found_dots;
+    reads.start(xr + at0 * pitch.z + h * d.DV, pitch.z, way * ST * pitch.z, d.DV);
+    writes.start(xw + at0 * pitch.w + h * d.DV, pitch.w, way * ST * pitch.w, d.DV);
+    mines.start(mine + at0 * pitch.x + channel, pitch.x, way * ST * pitch.x, left);
+    writers.start(keys + at0 * pitch.y + channel, pitch.y, way * ST * pitch.y, left);
+    gates.start(g + at0 * K + channel, K, way * ST * K, left);
+    found_dots.start(dots + at0 * K + channel, K, way * ST * K, left);
+    const auto fetch = [&](int i) {
+        if (i < count) {
             floatX *to = tiles + i % RING * Stage::SIZE;
-            const int t0 = step_of(i) * ST, rows = d.T - t0, left = d.DK - w.slab;
-            const size_t at = token + t0;
-            tile_fetch<ST, W, THREADS>(to, xr + at * pitch.z + h * d.DV, pitch.z, rows, d.DV);
-            tile_fetch<ST, W, THREADS>(to + Stage::WRITE, xw + at * pitch.w + h * d.DV, pitch.w,
-                                       rows, d.DV);
-            tile_fetch<ST, N, THREADS>(to + Stage::MINE, mine + at * pitch.x + channel, pitch.x,
-                                       rows, left);
-            tile_fetch<ST, N, THREADS>(to + Stage::KEYS, keys + at * pitch.y + channel, pitch.y,
-                                       rows, left);
-            floats_fetch<ST, N, LDG, THREADS>((float *)(to + Stage::G), g + at * K + channel, K,
-                                              rows, left);
+            const int rows = d.T - (start + way * i) * ST;
+            reads.fetch(to, rows);
+            writes.fetch(to + Stage::WRITE, rows);
+            mines.fetch(to + Stage::MINE, rows);
+            writers.fetch(to + Stage::KEYS, rows);
+            gates.fetch((float *)(to + Stage::G), rows);
             if (BACK)
-                floats_fetch<ST, N, LDG, THREADS>((float *)(to + Stage::DOTS),
-                                                  dots + at * K + channel, K, rows, left);
+                found_dots.fetch((float *)(to + Stage::DOTS), rows);
         }
         copy_commit();
     };
@@ -436,11 +503,13 @@ key_walk_kernel(floatX *dx, float *dg, float *dots, uint4 *states, const floatX 
     }
     for (int i = 0; i < RING - 1; i++)
         fetch(i);
-    for (int i = 0; i < w.end - w.first; i++) {
+    for (int i = 0; i < count; i++) {
         const floatX *at = tiles + i % RING * Stage::SIZE, *xws = at + Stage::WRITE;
         const floatX *ks = at + Stage::KEYS + c, *ms = at + Stage::MINE + c;
-        const int step = step_of(i), t0 = step * ST;
-        uint4 *kept = states + (((size_t)w.head * chunks + step / CHUNK_STEPS) * DKS +
+        const int step = start + way * i, t0 = step * ST, own = 8 * half, rows = d.T - t0 - own;
+        const size_t mine0 = (token + t0 + own) * pitch.x + channel + c; // of own tokens, channel
+        const size_t key0 = (token + t0 + own) * K + channel + c;
+        uint4 *kept = states + (((size_t)w.head * (chunks + 1) + step / CHUNK_STEPS) * DKS +
                                 w.slab / 16 + warp) * (W / 16) * WARP + lane;
         const bool ends = step % CHUNK_STEPS == CHUNK_STEPS - 1 || step == NS - 1; // a chunk
         float a[ST], before[8], behind[8], key[8], found[8] = {};
@@ -451,8 +520,8 @@ key_walk_kernel(floatX *dx, float *dg, float *dots, uint4 *states, const floatX 
                                          half);
 #pragma unroll
         for (int m = 0; m < 8; m++) {
-            const float k = (float)ks[(8 * half + m) * LDK];
-            ops[(8 * half + m) * LDA + lane % 16] =
+            const float k = (float)ks[(own + m) * LDK];
+            ops[(own + m) * LDA + lane % 16] =
                 (floatX)(k * (BACK ? d.scale * before[m] : behind[m]));
             key[m] = (float)ks[(2 * m + half) * LDK];
         }
@@ -474,14 +543,8 @@ key_walk_kernel(floatX *dx, float *dg, float *dots, uint4 *states, const floatX 
         }
         if (BACK && ends) { // R, of rows lane / 4 and + 8, then of the lane's channel
             float R[2] = {};
-#pragma unroll
-            for (int n = 0; n < W / 16; n++) {
-                const uint4 S_n = w.slab / 16 + warp < DKS ? kept[n * WARP] : uint4{};
-                const uint32_t x[] = {S_n.x, S_n.y, S_n.z, S_n.w};
-#pragma unroll
-                for (int k = 0; k < 8; k++)
-                    R[k / 2 % 2] += unpack(x[k / 2], k % 2) * S[2 * n + k / 4][k % 4];
-            }
+            for (int low = 0; there && low <= (step == NS - 1); low++)
+                states_dot<W>(R, kept + low * behind_it, S);
 #pragma unroll
             for (int k = 0; k < 2; k++) {
                 R[k] += __shfl_xor_sync(~0u, R[k], 1);
@@ -498,16 +561,13 @@ key_walk_kernel(floatX *dx, float *dg, float *dots, uint4 *states, const floatX 
             *(const Pack<float, 4> *)(dS + lane % 16 * LDF + 8 * half + 4);
 #pragma unroll
         for (int m = 7; m >= 0; m--) {
-            const int t = 8 * half + m;
-            const bool there = inside && t0 + t < d.T;
-            const size_t to = (token + t0 + t) * K + channel + c;
+            const int t = own + m;
             const float dx_t = found[m] + y_own[m] * (BACK ? behind[m] : d.scale * before[m]);
             const float dot = (float)ms[t * LDK] * dx_t;
-            if (there)
-                dx[(token + t0 + t) * pitch.x + channel + c] =
-                    (floatX)(dx_t + diagonal[t] * (float)ks[t * LDK]);
-            if (there && !BACK)
-                dots[to] = dot;
+            if (inside && m < rows)
+                dx[mine0 + m * pitch.x] = (floatX)(dx_t + diagonal[t] * (float)ks[t * LDK]);
+            if (inside && m < rows && !BACK)
+                dots[key0 + m * K] = dot;
             if (BACK)
                 part += ((const float *)(at + Stage::DOTS))[t * LDG + c] - dot;
             found[m] = part; // BACK: dg within the half
@@ -516,9 +576,8 @@ key_walk_kernel(floatX *dx, float *dg, float *dots, uint4 *states, const floatX 
             const float other = __shfl_xor_sync(~0u, part, 16);
 #pragma unroll
             for (int m = 0; m < 8; m++)
-                if (inside && t0 + 8 * half + m < d.T)
-                    dg[(token + t0 + 8 * half + m) * K + channel + c] =
-                        run + (half ? 0 : other) + found[m];
+                if (inside && m < rows)
+                    dg[key0 + m * K] = run + (half ? 0 : other) + found[m];
             run += part + other;
         }
         const float fades[] = {__shfl_sync(~0u, fade, lane / 4),
@@ -528,10 +587,8 @@ key_walk_kernel(floatX *dx, float *dg, float *dots, uint4 *states, const floatX 
             S[n / 4][n % 4] *= fades[n / 2 % 2];
         const uint4 op = ldmatrix<1>(ops + column_at(lane, LDA));
         add_product<W, ST>(S, &op, NULL, xws + row_at(lane, LD), 0, 0);
-        if (!BACK && ends && w.slab / 16 + warp < DKS)
-#pragma unroll
-            for (int n = 0; n < W / 16; n++)
-                kept[n * WARP] = accumulator_pack(&S[2 * n]);
+        for (int low = 0; !BACK && ends && there && low <= (step == NS - 1); low++)
+            states_keep<W>(kept + low * behind_it, S, low);
     }
 }
 

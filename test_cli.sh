@@ -384,7 +384,7 @@ test_refused_texts() {
     wait_for shrunk/checkpoint.safetensors
     : >shrinking
     ends $file
-    clean "a text that is made shorter" 3 "^error: --text: changed while it was read"
+    clean "a text that is made shorter" 3 "^error: --text or --images: changed while"
     refused 3 "latin: the byte at offset 3 is 0xC3" --vocab ascii $text latin
     works $text latin --steps 1 --held-out 0.2 --out latin-run
     works --vocab ascii $text marked --steps 1 --held-out 0.2 --out marked-run

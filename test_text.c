@@ -301,7 +301,7 @@ static void test_checksum(void)
         CHECK(strcmp(again, sums[k]), "checksum %s of two parts", again);
         munmap((void *)f.map, f.bytes);
     }
-    expect_die(shorten, NULL, EXIT_DATA, "--text: changed while it was read");
+    expect_die(shorten, NULL, EXIT_DATA, "--text or --images: changed while it was read");
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -221,12 +221,17 @@ static struct {
     int size, count, kind, force, help;
     uint64_t seed;
     double rate, balance;
-    const char *out, *preset;
+    const char *out, *task, *preset;
 } typed;
 
 static const Preset good_presets[] = {
-    {"small", "--size 8 --rate 0.5", "a small one"},
+    {"tiny", "--size 8 --rate 0.5", "a tiny one"},
     {"large", "--size 512 --kind blue", "a large one"},
+    {NULL, NULL, NULL},
+};
+static const Preset small_presets[] = {
+    {"large", "--size 512", "a large one"},
+    {"small", "--size 2 --rate 0.5", "what runs without --task and --preset"},
     {NULL, NULL, NULL},
 };
 static const Preset bad_presets[] = {
@@ -248,6 +253,7 @@ static void typed_options(Options *options)
         {"kind", OPT_CHOICE, &typed.kind, "green", 0, 0, "red|green|blue", DEFINES_DATA, "colour"},
         {"out", OPT_STRING, &typed.out, NULL, 0, 0, "DIR", RUNTIME, "where"},
         {"force", OPT_FLAG, &typed.force, NULL, 0, 0, "", RUNTIME, "at any price"},
+        {"task", OPT_STRING, &typed.task, NULL, 0, 0, "TASK", DEFINES_DATA, "what for"},
         {"preset", OPT_STRING, &typed.preset, NULL, 0, 0, "NAME", RUNTIME, "see below"},
         {"help", OPT_FLAG, &typed.help, NULL, 0, 0, "", RUNTIME, "print this"},
     };
@@ -268,20 +274,29 @@ static int words(const char *text, char *copy, size_t size, char **argv, int mos
     return n;
 }
 
-// parse: in a child: parse the command line `text`, print the configuration as typed.
-static void parse(void *text)
+// parse_with: parse the command line `text`, print the configuration as typed.
+static void parse_with(const char *text, const Preset *presets)
 {
     Options options;
     char copy[512], *argv[32], value[OPTION_VALUE_MAX];
-    const int bad = strstr((const char *)text, "preset bad-") != NULL;
     typed_options(&options);
-    options_parse(&options, bad ? bad_presets : good_presets,
-                  words((const char *)text, copy, sizeof copy, argv, 31), argv,
+    options_parse(&options, presets, words(text, copy, sizeof copy, argv, 31), argv,
                   "program: a program", NULL);
     for (int i = 0; i < options.n; i++) {
         option_format(&options.rows[i], value, sizeof value);
         printf("%s=%s ", options.rows[i].name, value);
     }
+}
+
+// parse, parse_small: in a child: the same; the second with a preset of the name small.
+static void parse(void *text)
+{
+    parse_with(text, strstr((const char *)text, "preset bad-") ? bad_presets : good_presets);
+}
+
+static void parse_small(void *text)
+{
+    parse_with(text, small_presets);
 }
 
 // refused: one check that the command line ends with exit code 2 and a message that holds `part`.
@@ -290,18 +305,24 @@ static void refused(const char *text, const char *part)
     expect_die(parse, (void *)text, EXIT_USAGE, part);
 }
 
-// accepted: one check that the command line is fine and the configuration holds `part`.
-static void accepted(const char *text, const char *part)
+// accepted_by, accepted: one check that a command line is fine and its configuration holds `part`.
+static void accepted_by(void (*parser)(void *), const char *text, const char *part)
 {
-    Outcome out = run_child(parse, (void *)text);
+    Outcome out = run_child(parser, (void *)text);
     CHECK(out.code == 0 && strstr(out.text, part), "%s: expected \"%s\", got code %d and %s", text,
           part, out.code, out.text);
+}
+
+static void accepted(const char *text, const char *part)
+{
+    accepted_by(parse, text, part);
 }
 
 // test_options_accepted: values, both ways to write them, presets under what the user typed.
 static void test_options_accepted(void)
 {
-    accepted("", "size=16 count=7 rate=0.001 balance=0 seed=1 kind=green out= force=0 preset= ");
+    accepted("", "size=16 count=7 rate=0.001 balance=0 seed=1 kind=green out= force=0 task= "
+                 "preset= ");
     accepted("--size 5 --seed=3", "size=5 count=7 rate=0.001 balance=0 seed=3 ");
     accepted("--size=1 --count -5 --balance -1", "size=1 count=-5 rate=0.001 balance=-1 ");
     accepted("--size 1048576 --count 1000000000 --balance 1.0", "size=1048576 count=1000000000 ");
@@ -314,10 +335,15 @@ static void test_options_accepted(void)
     accepted("--kind red --force", "kind=red out= force=1 ");
     accepted("--kind=blue --out a=b/c-d", "kind=blue out=a=b/c-d ");
     accepted("--out -x", "out=-x ");
-    accepted("--preset small", "size=8 count=7 rate=0.5 ");
-    accepted("--preset small --size 9", "size=9 count=7 rate=0.5 ");
-    accepted("--size 9 --preset=small --seed 4", "size=9 count=7 rate=0.5 balance=0 seed=4 ");
-    accepted("--size 16 --preset small", "size=16 count=7 rate=0.5 "); // 16 is the default too
+    accepted("--preset tiny", "size=8 count=7 rate=0.5 ");
+    accepted("--preset tiny --size 9", "size=9 count=7 rate=0.5 ");
+    accepted("--size 9 --preset=tiny --seed 4", "size=9 count=7 rate=0.5 balance=0 seed=4 ");
+    accepted("--size 16 --preset tiny", "size=16 count=7 rate=0.5 "); // 16 is the default too
+    accepted_by(parse_small, "", "size=2 count=7 rate=0.5 ");
+    accepted_by(parse_small, "--rate 1 --count 3", "size=2 count=3 rate=1 ");
+    accepted_by(parse_small, "--task one", "size=16 count=7 rate=0.001 ");
+    accepted_by(parse_small, "--task=one --size 3", "size=3 count=7 rate=0.001 ");
+    accepted_by(parse_small, "--preset large", "size=512 count=7 rate=0.001 ");
     accepted("--preset large --kind red", "size=512 count=7 rate=0.001 balance=0 seed=1 kind=red ");
 }
 
@@ -368,12 +394,12 @@ static void test_options_refused(void)
         {"--size 5 --size 5", "--size is given twice"},
         {"--size=5 --rate 1 --size=6", "--size is given twice"},
         {"--force --force", "--force is given twice"},
-        {"--preset small --preset small", "--preset is given twice"},
-        {"--preset smal", "there is no preset \"smal\""},
+        {"--preset tiny --preset tiny", "--preset is given twice"},
+        {"--preset tin", "there is no preset \"tin\""},
         {"--preset bad-twice", "--size is given twice in bad-twice"},
         {"--preset bad-value", "--size: expected a whole number, got \"x\""},
         {"--preset bad-unknown", "unknown option \"--sise\": the nearest is --size"},
-        {"--preset small --rate nan", "--rate: expected a number"},
+        {"--preset tiny --rate nan", "--rate: expected a number"},
         {"--rate nan --help", "--rate: expected a number"},
     };
     char longest[400] = "--size 5 --";
@@ -479,7 +505,7 @@ static void test_options_help(void)
 {
     static const char *const parts[] = {
         "program: a program\n", "--size things", "how many [16]\n", "--kind red|green|blue",
-        "[green]", "--force", "small", "a small one", "--size 8 --rate 0.5", "large", "--help"};
+        "[green]", "--force", "tiny", "a tiny one", "--size 8 --rate 0.5", "large", "--help"};
     Outcome out = run_child(parse, (void *)"--size 3 --preset nowhere --help");
     CHECK(out.code == 0, "--help: exit code %d", out.code);
     for (size_t k = 0; k < sizeof parts / sizeof *parts; k++)

@@ -1109,15 +1109,15 @@ static void train(Model *m, const Options *options)
 // ------------------------------------------------------------------------------------------------
 // [main] Options, presets, start.
 
-static const char *const SMALL_PARITY[][2] = {{"task", "parity"}, {"max-length", "24"},
-    {"eval-min-length", "25"}, {"eval-max-length", "80"}, {"eval-batches", "32"}, {"lr", "4e-3"}};
-#define PAPER "--channels 128 --hidden 0 --max-length 0 --eval-min-length 0 --eval-max-length 0 "
-#define ANSWERS PAPER "--batch-size 256 --lr 1e-3 --lr-min 1e-6 --eval-batches 211 "
+#define ANSWERS "--channels 128 --hidden 0 --batch-size 256 --lr 1e-3 --lr-min 1e-6 " \
+    "--eval-batches 211 "
 #define PARITY_RUN ANSWERS "--task parity --layers 2 --steps 20000 --warmup 2000 --grad-clip 0"
 #define MODULAR_RUN ANSWERS "--layers 3 --steps 100000 --warmup 10000 --weight-decay 0.1 --task "
-#define WORDS PAPER "--conv no --batch-size 512 --steps 60000 --lr 1e-4 --schedule constant " \
-    "--warmup 0 --weight-decay 0.01 --eval-batches 30 --task "
+#define WORDS "--channels 128 --hidden 0 --conv no --batch-size 512 --steps 60000 --lr 1e-4 " \
+    "--schedule constant --warmup 0 --weight-decay 0.01 --eval-batches 30 --task "
 static const Preset PRESETS[] = {
+    {"small", "--max-length 24 --eval-min-length 25 --eval-max-length 80 --eval-batches 32",
+     "parity, short"},
     {"main", "--task copying --string-size 16 --lr 2e-3 --steps 600", "16 letters on two cores"},
     {"parity", PARITY_RUN, "Table 3, at the authors' batch of 256 and 20000 steps"},
     {"modular", MODULAR_RUN "modular", "Table 3, at a batch of 256; the paper's is 1024"},
@@ -1149,8 +1149,8 @@ static void config_options(Options *options, Config *c)
     task_options(options, &c->task, &c->task_options);
     options_add(options, rows, sizeof rows / sizeof *rows);
     training_options(options, &c->training);
-    for (size_t i = 0; i < sizeof SMALL_PARITY / sizeof *SMALL_PARITY; i++)
-        options_default(options, SMALL_PARITY[i][0], SMALL_PARITY[i][1]);
+    options_default(options, "task", "parity");
+    options_default(options, "lr", "4e-3");
 }
 
 // config_check: die over combinations that make no sense, with the reason.

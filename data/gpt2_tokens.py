@@ -23,10 +23,11 @@ import binascii
 import contextlib
 import io
 import os
-import stat
 import struct
 import sys
 import tempfile
+
+from files import Parser, Trouble, not_an_input, opened, read, replacing
 
 MAGIC, TABLE_MAGIC, HEADER = 20240520, 20240328, 1024
 V, END = 50257, 50256
@@ -34,56 +35,6 @@ END_TEXT = b"<|endoftext|>"
 # Where GPT-2 cuts a text: endings, letters, digits, marks; white space, its last goes to the next.
 PATTERN = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 PIECE = 1 << 20  # bytes of text encoded at once
-
-
-class Trouble(Exception):
-    """What stops the program: one line, and the exit code."""
-
-    def __init__(self, text, code=3):
-        super().__init__(text)
-        self.code = code
-
-
-def opened(path):
-    """A regular file, open for reading; a pipe must not wait."""
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            what = "a directory" if os.path.isdir(path) else "something else of that name"
-            raise Trouble(f"{path}: cannot read: expected a file, got {what}")
-        return open(path, "rb")
-    except OSError as e:
-        raise Trouble(f"{path}: cannot read: {e.strerror}")
-
-
-def read(path):
-    with opened(path) as f:
-        return f.read()
-
-
-def not_an_input(path, inputs):
-    for other in inputs:
-        with contextlib.suppress(OSError):
-            if os.path.samefile(path, other):
-                raise Trouble(f"{path}: expected a file of its own to write, got the input {other}",
-                              2)
-
-
-@contextlib.contextmanager
-def replacing(path):
-    """A file to write that takes the name `path` when all is written, and not before."""
-    part = f"{path}.part-{os.getpid()}"
-    if os.path.lexists(path) and not stat.S_ISREG(os.lstat(path).st_mode):
-        raise Trouble(f"{path}: cannot write: expected a new name or a regular file, got something "
-                      "else of that name")
-    try:
-        with open(part, "wb") as f:
-            yield f
-        os.replace(part, path)
-    except OSError as e:
-        raise Trouble(f"{path}: cannot write: {e.strerror}")
-    finally:
-        with contextlib.suppress(OSError):
-            os.remove(part)
 
 
 def read_table(path):
@@ -367,12 +318,6 @@ def self_test(table):
                     os.path.join(d, "absent", "x"), words)
     print(f"self test: {len(failed)} failed")
     return 1 if failed else 0
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message):
-        print(f"error: {message}\nhint: --help shows what there is", file=sys.stderr)
-        sys.exit(2)
 
 
 def main(argv):

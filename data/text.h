@@ -107,7 +107,7 @@ static inline const char *text_kind(const unsigned char *p, size_t n)
 // text_on_bus_error: the handler for what a shortened file does to those who read its map.
 static inline void text_on_bus_error(int number)
 {
-    static const char line[] = "error: --text: changed while it was read: a file of text is "
+    static const char line[] = "error: --text or --images: changed while it was read: the file is "
                                "shorter than at the start\n";
     (void)number;
     _exit(write(STDERR_FILENO, line, sizeof line - 1) < 0 ? EXIT_FAIL : EXIT_DATA);
@@ -126,7 +126,7 @@ static inline TextFile text_map(const char *option, const char *path)
         die(EXIT_DATA, "%s %s: expected a file, got %s", option, path,
             S_ISDIR(st.st_mode) ? "a directory" : "something else of that name");
     if (st.st_size == 0)
-        die(EXIT_DATA, "%s %s: expected at least one token, got an empty file", option, path);
+        die(EXIT_DATA, "%s %s: expected data, got an empty file", option, path);
     f.bytes = (size_t)st.st_size;
     void *map = mmap(NULL, f.bytes, PROT_READ, MAP_SHARED, fd, 0);
     if (map == MAP_FAILED)

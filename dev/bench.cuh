@@ -53,7 +53,7 @@ typedef struct {
     size_t B, T, C; // shape; 0 = the ladder's own shapes
     int reps;       // timed calls
     int check_only; // no timing
-    int time_only;  // the ladder leaves out its small cases
+    int time_only;  // the ladder leaves out its small cases, and replays of its large ones
     int self_test;  // inject faults and demand that the check sees them
     int csv;        // also print tab-separated rows for dev/results/
 } BenchOptions;
@@ -391,7 +391,8 @@ static inline double bench_yardstick(const BenchCase *c, int reps)
     return gbs;
 }
 
-// bench_kernel: check one kernel on one case and, unless check_only, time it; 1 if it failed.
+// bench_kernel: check one kernel on one case, three runs of it if check_only, one if time_only,
+// else 20, all to the same bits; unless check_only, time it. 1 if it failed.
 static inline int bench_kernel(const BenchCase *c, const BenchKernel *k, const BenchOptions *opt,
                                double copy_gbs)
 {
@@ -400,7 +401,8 @@ static inline int bench_kernel(const BenchCase *c, const BenchKernel *k, const B
     bench_run(c, k);
     int ok = bench_check(c, &error, 0);
     unsigned long long bits = bench_bits(c);
-    for (int r = 2; r <= (opt->check_only ? 3 : 20) && ok; r++) {
+    const int runs = opt->check_only ? 3 : opt->time_only ? 1 : 20;
+    for (int r = 2; r <= runs && ok; r++) {
         bench_run(c, k);
         if (bench_bits(c) != bits)
             ok = 0, printf("  run %d differs in its bits from the first\n", r);

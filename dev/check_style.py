@@ -19,8 +19,8 @@ import csource
 
 C_FILES = ("train_*.c", "train_*.cu", "test_*.c", "util/*.h", "util/*.cuh", "data/*.h",
            "dev/*.c", "dev/*.h", "dev/*.cu*", "dev/*/*.c", "dev/*/*.h", "dev/*/*.cu*")
-OTHER_FILES = ("Makefile", ".ci/run", "*.sh", "*.py", "data/*.py", "dev/*.py", "dev/*/*.py",
-               "dev/*/*.sh")
+OTHER_FILES = ("Makefile", ".ci/run", "*.sh", "*.py", "data/*.py", "data/*.sh", "dev/*.py",
+               "dev/*/*.py", "dev/*/*.sh")
 
 COLUMNS = 100
 FILE_COMMENT = 60

@@ -5,11 +5,11 @@
     gcc -std=gnu11 -O3 -march=native -fno-math-errno -fopenmp-simd -fopenmp -I. \\
         build/rounded_deltanet.c -o build/rounded_deltanet -lm
 
-For deltanet and gateloop. What the GPU's program stores in bf16 is rounded to bf16 as soon as it is
-made: the weights that products read, and activations and their gradients but for the residual
-stream, beta, u, S, a transition's logits and the output's. All arithmetic stays what it was. In
-gateloop's --wiring paper, where norms make the stream, it is rounded but for the embedding, whose
-copy for products is. For --steps 0 --dump: the weights themselves are rounded.
+For deltanet, gateloop and mamba. What the GPU's program stores in bf16 is rounded to bf16 as soon
+as it is made: the weights that products read, and activations and their gradients but for the
+residual stream, beta, u, S, a transition's logits, the scan's y and the output's. All arithmetic
+stays what it was. In gateloop's --wiring paper, where norms make the stream, it is rounded but for
+the embedding, whose copy for products is. For --steps 0 --dump: the weights themselves are rounded.
 """
 
 import os
@@ -87,7 +87,33 @@ GATELOOP = {
     "model_backward": {
         "matmul_backward(": MATMUL["matmul_backward("],
         "layernorm_backward(": ("", "rounded({0}, N * C);")}}
-MODELS = {"train_deltanet.c": DELTANET, "train_gateloop.c": GATELOOP}
+WITHOUT = "for (size_t i = 0; i < N * H; i++) k.raw[i]"
+MAMBA = {
+    "block_forward": {
+        "rmsnorm_forward(": ("", "rounded({0}, {3} * ({4}));"),
+        "matmul_forward(": MATMUL["matmul_forward("],
+        "silu_forward(": ("", "rounded({0}, {2});"),
+        # stored without its bias
+        "matmul_forward(k.raw": ("", f"{WITHOUT} -= p.dt_b[i % H]; rounded(k.raw, N * H); "
+                                     f"{WITHOUT} += p.dt_b[i % H];"),
+        "gate_forward(": ("", "rounded({0}, {3} * {4});"),
+        "matmul_forward(next": ("", "")},
+    "model_forward": {
+        "batch_check(": ("", "".join(f"rounded(m->params.{name}, {n});" for name, n in (
+            ("in_w", "m->L * 2 * m->H * C"), ("x_w", "m->L * (m->R + 2 * m->S) * m->H"),
+            ("dt_w", "m->L * m->H * m->R"), ("out_w", "m->L * C * m->H"),
+            ("head_w", "m->V * C")))),
+        "matmul_forward(acts.logits": ("rounded({1}, N * C);", ""),
+        "crossentropy(": MATMUL["crossentropy("]},
+    "block_backward": {
+        "matmul_backward(": MATMUL["matmul_backward("],
+        "scan_backward(": ("", "rounded(d.du, N * H); rounded(d.dbc, N * 2 * S);"),
+        "dt_backward(": ("", "rounded({0}, {3});"),
+        "matmul_backward(d.du, g.x_w, ": ("", ""), # B's and C's part is still to be added
+        "conv_backward(": ("", "rounded({0}, N * 2 * H);"),
+        "rmsnorm_backward(": ("", "rounded({0}, {5} * ({6}));")},
+    "model_backward": {"matmul_backward(": MATMUL["matmul_backward("]}}
+MODELS = {"train_deltanet.c": DELTANET, "train_gateloop.c": GATELOOP, "train_mamba.c": MAMBA}
 CALL = re.compile(r"(?:m->loss = )?\b(\w+\(([^;]*))\);")
 
 

@@ -298,7 +298,8 @@ static inline void options_help(const Options *options, const Preset *presets, c
             printf(" [%s]", o->def);
         printf("\n");
     }
-    printf("\nPresets (--preset NAME; other options given override it):\n");
+    printf("\nPresets (--preset NAME; other options given override it; \"small\", where there is\n"
+           "one, runs without --task and --preset):\n");
     for (const Preset *p = presets; p && p->name; p++) {
         char text[64] = "";
         options_reset(options);
@@ -310,9 +311,21 @@ static inline void options_help(const Options *options, const Preset *presets, c
     }
 }
 
+// options_typed: whether argv[1..argc) gives the option of that name.
+static inline int options_typed(int argc, char **argv, const char *name)
+{
+    const size_t n = strlen(name);
+    for (int i = 1; i < argc; i++)
+        if (!strncmp(argv[i], "--", 2) && !strncmp(argv[i] + 2, name, n) &&
+            (!argv[i][2 + n] || argv[i][2 + n] == '='))
+            return 1;
+    return 0;
+}
+
 // options_parse: set the defaults, then the preset named by --preset, then what the user typed.
-// --help prints and exits 0. The table holds --help and --preset like any other option. `presets`
-// ends with a NULL name.
+// Without --preset and --task it is the preset "small", where there is one: the sizes of what runs
+// without arguments are not those of every task. --help prints and exits 0. The table holds --help
+// and --preset like any other option. `presets` ends with a NULL name.
 static inline void options_parse(const Options *options, const Preset *presets, int argc,
                                  char **argv, const char *usage,
                                  void (*cost)(char *text, size_t size))
@@ -324,16 +337,16 @@ static inline void options_parse(const Options *options, const Preset *presets, 
         options_help(options, presets, usage, cost);
         exit(fflush(stdout) || ferror(stdout) ? EXIT_DATA : 0);
     }
-    const char *name = preset ? *(const char **)preset->value : NULL;
-    if (!name)
-        return;
-    for (const Preset *p = presets; p->name; p++)
+    const char *typed = preset ? *(const char **)preset->value : NULL;
+    const char *name = typed ? typed : options_typed(argc, argv, "task") ? NULL : "small";
+    for (const Preset *p = presets; name && p->name; p++)
         if (!strcmp(p->name, name)) {
             options_apply_preset(options, p);
             options_parse_words(options, argc, argv, "");
             return;
         }
-    die(EXIT_USAGE, "--preset: there is no preset \"%.200s\"\nhint: --help lists them", name);
+    if (typed)
+        die(EXIT_USAGE, "--preset: there is no preset \"%.200s\"\nhint: --help lists them", typed);
 }
 
 // options_print: the whole configuration on `file`, each line starting with `prefix`.

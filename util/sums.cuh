@@ -10,15 +10,16 @@
 
 // Sums over all N rows are made in slices of them, and these then added in their order. Columns
 // have COLUMN_SLICES, as many as an H200 has multiprocessors.
-enum { SLICES = 16, SLICE_THREADS = 256, SLICES_MOST = 1 << 24 };
+enum { SLICES = 16, SLICE_THREADS = 256, SLICES_MOST = 1 << 24, MATRICES_MOST = 1 << 22 };
 enum { COLUMN_SLICES = 132, BIAS_WARPS = 16 };
 
 // slices_of: into how many equal slices a sum over N rows of matrices of `size` elements is cut: a
-// power of two to SLICES, as long as all fit SLICES_MOST elements.
+// power of two to SLICES, as long as all fit MATRICES_MOST elements, 256 tiles of 128 x 128: more
+// only have more to write and to read again.
 static inline size_t slices_of(size_t N, size_t size)
 {
     size_t n = 1;
-    while (n < SLICES && N % (2 * n) == 0 && 2 * n * size <= SLICES_MOST)
+    while (n < SLICES && N % (2 * n) == 0 && 2 * n * size <= MATRICES_MOST)
         n *= 2;
     return n;
 }

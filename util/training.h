@@ -260,6 +260,8 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
         if (o->defines < level || (schedule == CONSTANT && !strcmp(o->name, "steps")))
             continue;
         option_format(o, ours, sizeof ours);
+        if (!theirs && o->defines == DEFINES_DATA && o->def && !strcmp(ours, o->def))
+            continue; // a task's option, younger than the file
         if (!theirs || strcmp(theirs, ours))
             die(EXIT_DATA, "%s: was made with --%s %s, this run has %s\nhint: give --%s %s%s", path,
                 o->name, theirs ? theirs : "(unknown)", ours, o->name, theirs ? theirs : ours,

@@ -24,7 +24,8 @@
 // matrix product before it: a kernel that adds and normalizes would move as many bytes.
 //
 // Sections: [mix] attention; [layers] matrix product, normalize, embedding, cross-entropy; [norm]
-// LayerNorm, GELU; [model]; [train]; [main]. [optimizer] AdamW and the sums over rows are in util/.
+// LayerNorm, GELU; [mlp] the hidden layer; [model]; [train]; [main]. [optimizer] AdamW and the sums
+// over rows are in util/.
 //
 // Figures of the CausalRN paper, not run to their end; time of a step on an H200: README.md.
 //   ./train_gpt2_gpu --preset copy-s128                              Fig. 3, 4: the Transformer
@@ -1477,6 +1478,251 @@ static void gelu_backward(floatX *dx, float *dbias, float *partial, const floatX
 }
 
 // ------------------------------------------------------------------------------------------------
+// [mlp] The hidden layer: products with GELU in their epilogue.
+
+#ifdef PRECISION_BF16
+// A block has SLAB of the 4C hidden channels, a warp 32 of them, whose weights stay in its
+// registers, and walks over the tokens, SLAB_ROWS at a time, the next two tiles on their way. Of
+// 32 channels lane 4g + t has 8t .. 8t+7: the order in which a warp's columns stand in the products
+// of mma is its own choice.
+enum { SLAB = 128, SLAB_WARPS = 4, SLAB_ROWS = 32, SLAB_STAGES = 3, SLAB_BLOCKS = 3 };
+
+// slab_bytes: shared memory of a block of hidden_kernel.
+static size_t slab_bytes(int C, int BACKWARD)
+{
+    return SLAB_STAGES * SLAB_ROWS * (C + 8 + (BACKWARD ? SLAB + 8 : 0)) * sizeof(floatX);
+}
+
+// slab_slots: how many blocks share the N rows of a slab: in all as many as an H200 runs at once,
+// each with at least four tiles, or its weights cost more than they give.
+static size_t slab_slots(size_t N, size_t C)
+{
+    const size_t slots = COLUMN_SLICES * SLAB_BLOCKS / (4 * C / SLAB);
+    return std::min({slots, (N + 4 * SLAB_ROWS - 1) / (4 * SLAB_ROWS), (size_t)COLUMN_SLICES});
+}
+
+// slab_weights: this lane's part of a warp's 32 columns from `column` of weight, (4C,C) or,
+// BACKWARD, (C,4C), as b of mma.
+template <int C, int BACKWARD>
+static __device__ inline void slab_weights(uint32_t b[C / 16][4][2], const floatX *weight,
+                                           int column)
+{
+    const int n = threadIdx.x % WARP / 4, k = threadIdx.x % 4 * 2;
+    column += n / 2 * 8;
+#pragma unroll
+    for (int i = 0; i < C / 8; i++) {
+        if (BACKWARD) { // of eight columns in two rows every second one
+            const uint4 p = *(const uint4 *)(weight + (size_t)(8 * i + k) * 4 * C + column);
+            const uint4 q = *(const uint4 *)(weight + (size_t)(8 * i + k + 1) * 4 * C + column);
+            const uint32_t x[] = {p.x, p.y, p.z, p.w}, y[] = {q.x, q.y, q.z, q.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                b[i / 2][j][i % 2] = n % 2 ? x[j] >> 16 | (y[j] & 0xffff0000)
+                                           : (x[j] & 0xffff) | y[j] << 16;
+        } else
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                b[i / 2][j][i % 2] = *(const uint32_t *)(
+                    weight + (size_t)(column + 2 * j + n % 2) * C + 8 * i + k);
+    }
+}
+
+// gelu_slope: gelu'(x), error at most 1e-5: 1/400 of what bf16 may be off by. The erf form is p +
+// x exp(-x^2/2) / sqrt(2 pi), p = 1 / (1 + 2^y), y fitted as in gelu, with fewer terms.
+template <int TANH> static __device__ inline float gelu_slope(float x)
+{
+    const float square = x * x, s = fminf(square, 36);
+    float slope;
+    if (TANH) {
+        gelu<1>(x, &slope);
+        return slope;
+    }
+    const float y = fmaf(fmaf(fmaf(3.96921507e-5f, s, 5.59510723e-4f), s, -0.105448408f), s,
+                         -2.30202379f);
+    const float density = exp2_fast(fmaf(square, -0.5f * LOG2E, -1.32574806f));
+    return fmaf(x, density, reciprocal(1 + exp2_fast(x * y)));
+}
+
+// hidden_rows: eight channels of one token, whose products c has in its rows 0-7 or, half, 8-15:
+// y = c + each, g = gelu(y) or, BACKWARD, y = c gelu'(h), each += y; stored if `inside`.
+template <int TANH, int BACKWARD>
+static __device__ inline void hidden_rows(floatX *y, floatX *g, float each[8], const float c[4][4],
+                                          const floatX *h, int half, bool inside)
+{
+    Pack<floatX, 8> in;
+    uint4 out, active;
+    uint32_t *to = &out.x, *to_g = &active.x;
+    if (BACKWARD)
+        in = *(const Pack<floatX, 8> *)h;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        float v[2], slope;
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            v[i] = c[k][2 * half + i];
+            v[i] = BACKWARD ? v[i] * gelu_slope<TANH>((float)in.v[2 * k + i])
+                            : v[i] + each[2 * k + i];
+            if (BACKWARD)
+                each[2 * k + i] += v[i];
+        }
+        to[k] = pack2(v[0], v[1]);
+        if (!BACKWARD)
+            to_g[k] = pack2(gelu<TANH>(v[0], &slope), gelu<TANH>(v[1], &slope));
+    }
+    if (inside)
+        *(uint4 *)y = out;
+    if (inside && !BACKWARD)
+        *(uint4 *)g = active;
+}
+
+// hidden_sums: partial, the place of this lane's eight columns, = the warp's sums of them.
+static __device__ inline void hidden_sums(float *partial, float each[8])
+{
+#pragma unroll
+    for (int k = 0; k < 8; k++) {
+        for (int other = 4; other < WARP; other *= 2)
+            each[k] += __shfl_xor_sync(~0u, each[k], other);
+        if (threadIdx.x % WARP < 4)
+            partial[k] = each[k];
+    }
+}
+
+// hidden_kernel: see hidden_forward, hidden_backward; H = 4C, w its weight, (H,C) or (C,H). y: h or
+// dh. partial (slots,H), (slots,C): column sums of dh and of x, of each slot's rows.
+template <int C, int TANH, int BACKWARD>
+static __global__ void __launch_bounds__(SLAB_WARPS * WARP, SLAB_BLOCKS)
+    hidden_kernel(floatX *y, floatX *g, float *partial, const floatX *x, const floatX *h,
+                  const floatX *w, const floatX *bias, int N, int slots)
+{
+    enum { H = 4 * C, LD = C + 8, H_LD = SLAB + 8, H_AT = SLAB_ROWS * LD };
+    enum { STAGE = H_AT + (BACKWARD ? SLAB_ROWS * H_LD : 0) };
+    extern __shared__ __align__(16) floatX tiles[]; // [SLAB_STAGES], each x and, BACKWARD, h
+    __shared__ float sums[SLAB_WARPS][WARP];
+    const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
+    const int slab = blockIdx.x % (H / SLAB), slot = blockIdx.x / (H / SLAB);
+    const int column = slab * SLAB + warp * WARP + lane % 4 * 8; // the first of this lane's eight
+    uint32_t b[C / 16][4][2];
+    float each[8], x_sum = 0; // of the lane's columns the bias or, BACKWARD, the sums
+    const auto fetch = [=](int i) {
+        const int row = (slot + i * slots) * SLAB_ROWS;
+        floatX *to = tiles + i % SLAB_STAGES * STAGE;
+        if (row < N) {
+            tile_fetch<C, SLAB_ROWS, SLAB_WARPS>(to, x, C, row, N);
+            if (BACKWARD)
+                tile_fetch<SLAB, SLAB_ROWS, SLAB_WARPS>(to + H_AT, h + slab * SLAB, H, row, N);
+        }
+        copy_commit();
+    };
+    slab_weights<C, BACKWARD>(b, w, column - lane % 4 * 8);
+    fetch(0);
+    fetch(1);
+#pragma unroll
+    for (int k = 0; k < 8; k++)
+        each[k] = BACKWARD ? 0 : (float)bias[column + k];
+    for (int i = 0; (slot + i * slots) * SLAB_ROWS < N; i++) {
+        const floatX *tile = tiles + i % SLAB_STAGES * STAGE;
+        const int first = (slot + i * slots) * SLAB_ROWS;
+        copy_wait_all_but<1>();
+        __syncthreads(); // tile i is there; nobody reads tile i - 1 any more
+        fetch(i + 2);
+#pragma unroll 1
+        for (int m = 0; m < SLAB_ROWS; m += 16) {
+            float c[4][4] = {};
+#pragma unroll
+            for (int k = 0; k < C / 16; k++) {
+                const uint4 a = ldmatrix<0>(tile + row_at(lane, LD) + m * LD + 16 * k);
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    mma(c[j], a, b[k][j][0], b[k][j][1]);
+            }
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                const int row = m + 8 * half + lane / 4;
+                const bool inside = first + row < N;
+                const size_t at = (size_t)(first + row) * H + column;
+                const floatX *in = tile + H_AT + row * H_LD + warp * WARP + lane % 4 * 8;
+                hidden_rows<TANH, BACKWARD>(y + at, g + at, each, c, in, half, inside);
+            }
+        }
+        if (BACKWARD)
+#pragma unroll
+            for (int k = warp; k < SLAB_ROWS; k += SLAB_WARPS)
+                x_sum += (float)tile[k * LD + slab * WARP + lane];
+    }
+    if (BACKWARD) {
+        hidden_sums(partial + (size_t)slot * H + column, each);
+        sums[warp][lane] = x_sum;
+        __syncthreads();
+        if (warp == 0)
+            partial[(size_t)slots * H + slot * C + slab * WARP + lane] =
+                sums[0][lane] + sums[1][lane] + sums[2][lane] + sums[3][lane];
+    }
+}
+
+// hidden_launch: hidden_kernel for C and GELU's form.
+static void hidden_launch(floatX *y, floatX *g, float *partial, const floatX *x, const floatX *h,
+                          const floatX *w, const floatX *bias, size_t N, size_t C, int tanh_form,
+                          cudaStream_t stream)
+{
+    const size_t slots = slab_slots(N, C);
+#define HIDDEN(C) \
+    WITH_FLAG(TANH, tanh_form, WITH_FLAG(BACKWARD, h != NULL, \
+              LAUNCH((hidden_kernel<C, TANH, BACKWARD>), slots * (4 * C / SLAB), \
+                     SLAB_WARPS * WARP, slab_bytes(C, BACKWARD), stream, y, g, partial, x, h, w, \
+                     bias, (int)N, (int)slots)))
+    switch (C) {
+    case 64: HIDDEN(64); break;
+    case 128: HIDDEN(128); break;
+    case 192: HIDDEN(192);
+    }
+}
+#endif
+
+// hidden_fused: whether hidden_kernel takes N rows of C channels; it exists in BF16 alone.
+static int hidden_fused(size_t N, size_t C)
+{
+    return sizeof(floatX) == 2 && (C == 64 || C == 128 || C == 192) && N < 1 << 30;
+}
+
+// hidden_forward: h (N,4C) = inp (N,C) weight (4C,C)^T + bias (4C), g (N,4C) = gelu of h, in its
+// tanh form or its erf form.
+static void hidden_forward(floatX *g, floatX *h, const floatX *inp, const floatX *weight,
+                           const floatX *bias, size_t N, size_t C, int tanh_form,
+                           cudaStream_t stream)
+{
+#ifdef PRECISION_BF16
+    if (hidden_fused(N, C)) {
+        hidden_launch(h, g, NULL, inp, NULL, weight, bias, N, C, tanh_form, stream);
+        return;
+    }
+#endif
+    matmul_forward(h, inp, weight, bias, N, C, 4 * C, stream);
+    gelu_forward(g, h, N, 4 * C, tanh_form, stream);
+}
+
+// hidden_backward: dh (N,4C) = dout (N,C) weight (C,4C) times gelu'(h), dbias (4C) += its column
+// sums, dbias_out (C) += those of dout. partial (COLUMN_SLICES,5C): scratch.
+static void hidden_backward(floatX *dh, float *dbias, float *dbias_out, float *partial,
+                            const floatX *dout, const floatX *h, const floatX *weight, size_t N,
+                            size_t C, int tanh_form, cudaStream_t stream)
+{
+    const size_t H = 4 * C;
+#ifdef PRECISION_BF16
+    if (hidden_fused(N, C)) {
+        const size_t slots = slab_slots(N, C);
+        hidden_launch(dh, NULL, partial, dout, h, weight, NULL, N, C, tanh_form, stream);
+        slices_sum(dbias, dbias_out, partial, slots, H, slots, C, H, 0, stream);
+        return;
+    }
+#endif
+    float *rest = partial + COLUMN_SLICES * H;
+    matmul_backward_input(dh, dout, weight, N, H, C, stream);
+    gelu_backward(dh, dbias, partial, dh, h, N, H, tanh_form, stream);
+    bias_slices(rest, dout, N, C, C, stream);
+    slices_sum(dbias_out, NULL, rest, COLUMN_SLICES, C, 0, 0, C, 0, stream);
+}
+
+// ------------------------------------------------------------------------------------------------
 // [model] Tensors, forward, backward, decoding, published weights.  (ports train_gpt2.c[model])
 
 typedef struct {
@@ -1501,9 +1747,10 @@ typedef struct {
     floatX *r1, *qkv, *o, *r2, *h, *g, *y;
 } Acts;
 
-// Gradients of one layer's activations, used again by every layer, and scratch.
+// Gradients of one layer's activations, used again by every layer, and scratch: sums in slices, of
+// a layer's weights (bias_sums: of its MLP's biases) until the layer ends.
 typedef struct {
-    float *partial, *stats;
+    float *partial, *stats, *qkv_sums, *proj_sums, *fc_sums, *out_sums, *bias_sums;
     floatX *dx, *dr, *dqkv, *d_o, *dh, *dlogits;
 } Dacts;
 
@@ -1571,17 +1818,12 @@ static void params_plan(Model *m)
     weights_plan(&m->weights, ROWS(params), sizeof(float));
 }
 
-// partial_size: elements of scratch for sums in slices: the largest of all that is summed so.
+// partial_size: elements of scratch for sums in slices that are added up at once: of the head, of
+// tokens, of the norms' weights.
 static size_t partial_size(const Model *m)
 {
     const size_t N = m->B * m->T, C = m->C, V = m->V;
-    const size_t sizes[][2] = {{3 * C * C, 3 * C}, {C * C, C}, {4 * C * C, 4 * C}, {V * C, 0}};
-    size_t most = token_scratch(N, V, C);
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
-        const size_t all = weight_scratch(N, sizes[i][0], sizes[i][1]);
-        most = most > all ? most : all;
-    }
-    return most;
+    return std::max({token_scratch(N, V, C), weight_scratch(N, V * C, 0), COLUMN_SLICES * 2 * C});
 }
 
 // model_plan: sizes and tables for a configuration, no memory. The task decides T and V.
@@ -1596,7 +1838,7 @@ static void model_plan(Model *m, const Config *config)
     const size_t NH = m->NH = (size_t)config->heads, HS = C / NH, Vp = m->Vp = (V + 31) / 32 * 32;
     const size_t D = m->decode_B = !config->causal ? 0 : B < 32 ? B : 32, two = D ? 2 : 0;
     const size_t linear = config->model == LINEAR ? L : 0, softmax = L - linear;
-    const size_t positions = m->positions = task_longest(shape);
+    const size_t positions = m->positions = task_longest(shape), N = B * T;
     const size_t L_gpt2 = config->model == GPT2 ? L : 0, B_gpt2 = config->model == GPT2 ? B : 0;
     const DeviceTensor copies[] = {
         DEVICE("qkv_w", floatX, Copies, qkv_w, L, 3 * C, C),
@@ -1631,6 +1873,11 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
         DEVICE("stats", float, Dacts, stats, B, NH, T, 2),
         DEVICE("partial", float, Dacts, partial, partial_size(m)),
+        DEVICE("qkv_sums", float, Dacts, qkv_sums, weight_scratch(N, 3 * C * C, 3 * C)),
+        DEVICE("proj_sums", float, Dacts, proj_sums, weight_scratch(N, C * C, C)),
+        DEVICE("fc_sums", float, Dacts, fc_sums, weight_scratch(N, 4 * C * C, 0)),
+        DEVICE("out_sums", float, Dacts, out_sums, weight_scratch(N, 4 * C * C, 0)),
+        DEVICE("bias_sums", float, Dacts, bias_sums, COLUMN_SLICES * 5 * C),
     };
     const DeviceTensor decoder[] = {
         DEVICE("cache", floatX, Decoder, cache, D ? softmax : 0, D, positions, 3 * C),
@@ -1731,8 +1978,7 @@ static void model_forward(Model *m)
             attention_forward(k.o, k.lse, k.qkv, B, T, C, NH, causal, stream);
         matmul_residual(k.mid, k.x, k.o, w.proj_w, p.proj_b, N, C, C, stream);
         norm_forward(k.r2, k.mean2, k.rstd2, k.mid, p.ln2_w, p.ln2_b, N, C, stream);
-        matmul_forward(k.h, k.r2, w.fc_w, w.fc_b, N, C, 4 * C, stream);
-        gelu_forward(k.g, k.h, N, 4 * C, gpt2, stream);
+        hidden_forward(k.g, k.h, k.r2, w.fc_w, w.fc_b, N, C, gpt2, stream);
         matmul_residual(k.x + N * C, k.mid, k.g, w.out_w, p.out_b, N, 4 * C, C, stream);
     }
     norm_forward(acts.y, acts.mean_y, acts.rstd_y, acts.x + L * N * C, all.lnf_w, all.lnf_b, N, C,
@@ -1760,16 +2006,16 @@ static void model_backward(Model *m)
         const Acts k = layer_acts(m, l);
         const Params p = layer_params(&m->params, l, C), g = layer_params(&m->grads, l, C);
         const Copies w = layer_copies(&m->copies, l, C);
-        matmul_backward_weight(g.out_w, 0, g.out_b, d.partial, d.dx, k.g, N, 4 * C, C, C, 1,
-                               stream);
-        matmul_backward_input(d.dh, d.dx, w.out_w, N, 4 * C, C, stream);
-        gelu_backward(d.dh, g.fc_b, d.partial, d.dh, k.h, N, 4 * C, gpt2, stream);
-        matmul_backward_weight(g.fc_w, 0, NULL, d.partial, d.dh, k.r2, N, C, 4 * C, 4 * C, 1,
+        slices_wait();
+        matmul_backward_weight(g.out_w, 0, NULL, d.out_sums, d.dx, k.g, N, 4 * C, C, C, 1, stream);
+        hidden_backward(d.dh, g.fc_b, g.out_b, d.bias_sums, d.dx, k.h, w.out_w, N, C, gpt2, stream);
+        matmul_backward_weight(g.fc_w, 0, NULL, d.fc_sums, d.dh, k.r2, N, C, 4 * C, 4 * C, 1,
                                stream);
         matmul_backward_input(d.dr, d.dh, w.fc_w, N, C, 4 * C, stream);
         norm_backward(d.dx, g.ln2_w, g.ln2_b, d.partial, d.dr, k.r2, k.mean2, k.rstd2, k.mid,
                       p.ln2_w, N, C, 0, stream);
-        matmul_backward_weight(g.proj_w, 0, g.proj_b, d.partial, d.dx, k.o, N, C, C, C, 1, stream);
+        matmul_backward_weight(g.proj_w, 0, g.proj_b, d.proj_sums, d.dx, k.o, N, C, C, C, 1,
+                               stream);
         matmul_backward_input(d.d_o, d.dx, w.proj_w, N, C, C, stream);
         if (k.norm)
             linear_attention_backward(d.dqkv, d.d_o, k.o, k.norm, k.qkv, d.stats, B, T, C, NH,
@@ -1777,11 +2023,12 @@ static void model_backward(Model *m)
         else
             attention_backward(d.dqkv, d.d_o, k.o, k.lse, k.qkv, d.stats, B, T, C, NH, causal,
                                stream);
-        matmul_backward_weight(g.qkv_w, 0, g.qkv_b, d.partial, d.dqkv, k.r1, N, C, 3 * C, 3 * C, 1,
-                               stream);
+        matmul_backward_weight(g.qkv_w, 0, g.qkv_b, d.qkv_sums, d.dqkv, k.r1, N, C, 3 * C, 3 * C,
+                               1, stream);
         matmul_backward_input(d.dr, d.dqkv, w.qkv_w, N, C, 3 * C, stream);
         norm_backward(d.dx, g.ln1_w, g.ln1_b, d.partial, d.dr, k.r1, k.mean1, k.rstd1, k.x, p.ln1_w,
                       N, C, 0, stream);
+        slices_flush(stream);
     }
     embed_backward(sums.wte, sums.wpe, d.partial, d.dx, m->device.inputs, B, T, m->V, C, stream);
 }

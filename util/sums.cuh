@@ -24,33 +24,96 @@ static inline size_t slices_of(size_t N, size_t size)
     return n;
 }
 
-// slices_sum_kernel: out += the sum over slices of partial (slices,n), in order; out has n elements
+// A sum over slices: out += the sum over slices of partial (slices,n), in order; out has n elements
 // in parts of `part`, whose starts are `step` apart. rest_out (rest) += the same of
 // (rest_slices,rest), which follows partial.
+typedef struct {
+    float *out, *rest_out;
+    const float *partial;
+    size_t n, rest, part, step;
+    int slices, rest_slices;
+} SlicesSum;
+
+// slices_element: element i of a sum, if it has as many.
+static __device__ inline void slices_element(SlicesSum s, size_t i)
+{
+    const int count = i < s.n ? s.slices : s.rest_slices;
+    const size_t pitch = i < s.n ? s.n : s.rest;
+    float sum = 0;
+    if (i >= s.n + s.rest)
+        return;
+    const float *partial = s.partial + (i < s.n ? i : s.slices * s.n + i - s.n);
+#pragma unroll 32
+    for (int k = 0; k < count; k++)
+        sum += partial[k * pitch];
+    *(i < s.n ? s.out + i / s.part * s.step + i % s.part : s.rest_out + i - s.n) += sum;
+}
+
+// slices_sum_kernel: see SlicesSum.
 static __global__ void slices_sum_kernel(float *out, float *rest_out, const float *partial,
                                          int slices, size_t n, int rest_slices, size_t rest,
                                          size_t part, size_t step)
 {
-    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
-    const int count = i < n ? slices : rest_slices;
-    const size_t pitch = i < n ? n : rest;
-    float sum = 0;
-    if (i >= n + rest)
-        return;
-    partial += i < n ? i : slices * n + i - n;
-#pragma unroll 32
-    for (int k = 0; k < count; k++)
-        sum += partial[k * pitch];
-    *(i < n ? out + i / part * step + i % part : rest_out + i - n) += sum;
+    slices_element({out, rest_out, partial, n, rest, part, step, slices, rest_slices},
+                   blockIdx.x * (size_t)blockDim.x + threadIdx.x);
 }
 
-// slices_sum: see slices_sum_kernel.
+// Sums that wait to be made by one launch: block first[k] is the first of sum k.
+enum { SLICES_WAITING = 8 };
+typedef struct {
+    SlicesSum sums[SLICES_WAITING];
+    unsigned first[SLICES_WAITING + 1];
+} SlicesTable;
+static struct {
+    SlicesTable table;
+    int wait, count;
+} slices_waiting;
+
+// slices_table_kernel: all sums of a table.
+static __global__ void slices_table_kernel(const SlicesTable table)
+{
+    int k = 0;
+    while (blockIdx.x >= table.first[k + 1])
+        k++;
+    slices_element(table.sums[k],
+                   (blockIdx.x - table.first[k]) * (size_t)SLICE_THREADS + threadIdx.x);
+}
+
+// slices_wait: until slices_flush, slices_sum only takes down what is to be added up, at most
+// SLICES_WAITING sums: no two have a place in their `out` or their partial sums in common.
+static inline void slices_wait(void)
+{
+    slices_waiting.wait = 1;
+}
+
+// slices_flush: make the sums that wait; from here on none does.
+static inline void slices_flush(cudaStream_t stream)
+{
+    const int count = slices_waiting.count;
+    if (count)
+        LAUNCH(slices_table_kernel, slices_waiting.table.first[count], SLICE_THREADS, 0, stream,
+               slices_waiting.table);
+    slices_waiting.wait = slices_waiting.count = 0;
+}
+
+// slices_sum: see SlicesSum, or slices_wait.
 static inline void slices_sum(float *out, float *rest_out, const float *partial, size_t slices,
                               size_t n, size_t rest_slices, size_t rest, size_t part, size_t step,
                               cudaStream_t stream)
 {
-    LAUNCH(slices_sum_kernel, (n + rest + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-           stream, out, rest_out, partial, (int)slices, n, (int)rest_slices, rest, part, step);
+    const size_t grid = (n + rest + SLICE_THREADS - 1) / SLICE_THREADS;
+    SlicesTable *table = &slices_waiting.table;
+    if (!slices_waiting.wait) {
+        LAUNCH(slices_sum_kernel, grid, SLICE_THREADS, 0, stream, out, rest_out, partial,
+               (int)slices, n, (int)rest_slices, rest, part, step);
+        return;
+    }
+    const int k = slices_waiting.count++;
+    if (k == SLICES_WAITING || table->first[k] + grid > INT_MAX)
+        die(EXIT_FAIL, "slices_sum: more sums wait than the table of %d has room for",
+            (int)SLICES_WAITING);
+    table->sums[k] = {out, rest_out, partial, n, rest, part, step, (int)slices, (int)rest_slices};
+    table->first[k + 1] = table->first[k] + (unsigned)grid;
 }
 
 // slice_rows: how many of N rows are in this block's slice, from *first on. Blocks of one slice are

@@ -177,6 +177,19 @@ static __device__ inline void copy_wait(void)
     asm volatile("cp.async.wait_all;" : : : "memory");
 }
 
+// copy_commit, copy_wait_all_but: what this thread has started to copy since the last call is a
+// group; until all its groups but the latest PENDING have arrived.
+static __device__ inline void copy_commit(void)
+{
+    asm volatile("cp.async.commit_group;" : : : "memory");
+}
+
+// copy_wait_all_but: see copy_commit.
+template <int PENDING> static __device__ inline void copy_wait_all_but(void)
+{
+    asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
+}
+
 // row_at, column_at: where in a 16x16 tile, its rows ld apart, ldmatrix's lane reads.
 static __device__ inline int row_at(int lane, int ld)
 {

@@ -185,6 +185,7 @@ launched() {
     [[ $model == deltanet || $model == mamba || $model == metala ]] &&
         sources=train_$model.cu skip='/^\/\/ \[layers\]/,/^\/\/ \[model\]/d'
     [ $model = gateloop ] && sources=train_gateloop.cu # no positions to learn
+    [ $model = causalrn ] && skip='s/slices_table_kernel//' # its sums wait for no others
     never=$(comm -23 <(sed "$skip" $sources | tr '\n' ' ' | grep -oE '__global__[^{;]*' |
         grep -oE '\w+_kernel' | sort -u) <(grep -oE '\w+_kernel' "$work/kernels.$model" | sort -u))
     [ -z "$never" ] && row "$model, every kernel" "ok all of them ran" ||
@@ -240,6 +241,10 @@ gpt2_checks() {
         for s in 40 32; do # T = 82 and 66
             background noncausal agree "non-causal $m HS=64 S=$s" --causal no --model $m \
                 --channels 64 --heads 1 --string-size $s
+        done
+        for t in 1 31 127; do # tiles of the hidden layer: a part of one, all of them but a row
+            PRECISIONS=bf16 background agree "$m T=$t B=1" --model $m --task text --text README.md \
+                --context $t --channels $((t < 31 ? 192 : t < 127 ? 64 : 128)) --batch-size 1
         done
         for t in 66 129 258; do # tiles of one and two rows; three sequences: their order
             PRECISIONS=bf16 background agree "$m T=$t" --model $m --task text --text README.md \

@@ -55,18 +55,6 @@ typedef struct {
     uint4 *states;
 } GlaWork;
 
-// copy_commit: what this thread has started copying since the last call is a group.
-static __device__ inline void copy_commit(void)
-{
-    asm volatile("cp.async.commit_group;" : : : "memory");
-}
-
-// copy_wait_but: until all groups of this thread but the last PENDING have arrived.
-template <int PENDING> static __device__ inline void copy_wait_but(void)
-{
-    asm volatile("cp.async.wait_group %0;" : : "n"(PENDING) : "memory");
-}
-
 // A tile of ROWS rows of W, LD apart in shared memory, that comes again with every step of a walk:
 // what a thread copies of it is always the same, so that little is computed anew. move: elements
 // from one step's to the next's.
@@ -275,7 +263,7 @@ value_walk_kernel(floatX *out, float *last, float *total, const floatX *read, co
         const floatX *at = tiles + i % RING * Stage::SIZE, *xs = at + Stage::X + 16 * warp;
         const float *fades = (const float *)(at + Stage::FADE);
         const int t0 = (start + step * i) * ST;
-        copy_wait_but<RING - 2>();
+        copy_wait_all_but<RING - 2>();
         __syncthreads(); // this step is there; nobody reads the one before any more
         fetch(i + RING - 1);
         const uint4 x_left = ldmatrix<1>(xs + column_at(lane, LDX));
@@ -513,7 +501,7 @@ key_walk_kernel(floatX *dx, float *dg, float *dots, uint4 *states, const floatX 
                                 w.slab / 16 + warp) * (W / 16) * WARP + lane;
         const bool ends = step % CHUNK_STEPS == CHUNK_STEPS - 1 || step == NS - 1; // a chunk
         float a[ST], before[8], behind[8], key[8], found[8] = {};
-        copy_wait_but<RING - 2>();
+        copy_wait_all_but<RING - 2>();
         __syncthreads(); // this step is there; nobody reads the one before any more
         fetch(i + RING - 1);
         const float fade = gates_of<LDG>(a, before, behind, (const float *)(at + Stage::G) + c,

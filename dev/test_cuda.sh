@@ -201,14 +201,16 @@ sanitize() {
             "FAIL $(grep -m 3 '= ' "$dir/log" | tr '\n' ' ' | cut -c 1-300)"
 }
 
-# ladder PROGRAM ROW: the checks of a ladder of dev/, which runs the trainer's kernels, a row a
-# precision; built with the flags of others
-ladder() {
-    local precision out
+# checks PROGRAM ROW: those of a ladder of dev/, which runs the trainer's kernels, or of
+# dev/test_X.cu, a row a precision; built with the flags of others
+checks() {
+    local precision out how=(--check-only) source=(dev/*/"$1".cu) define=()
+    [ -e "dev/$1.cu" ] && how=() source=("dev/$1.cu") define=(-DTESTING)
     for precision in FP32 BF16; do
         out=build/$1_$precision
-        [ $out -nt "$newest" ] || nvcc $flags -DPRECISION_$precision dev/*/$1.cu -o $out
-        out=$($out --check-only 2>&1 | tail -n 1)
+        [ $out -nt "$newest" ] ||
+            nvcc $flags "${define[@]}" -DPRECISION_$precision "${source[0]}" -o $out
+        out=$($out "${how[@]}" 2>&1 | tail -n 1)
         [[ $out == *", 0 failed"* ]] && row "$2, $precision" "ok $out" ||
             row "$2, $precision" "FAIL $out"
     done
@@ -216,7 +218,7 @@ ladder() {
 
 # others: programs built for one test each
 others() {
-    local out precision flags="-std=c++17 -O3 -Xcompiler -fopenmp -arch=native -lcublas -lcublasLt"
+    local out flags="-std=c++17 -O3 -Xcompiler -fopenmp -arch=native -lcublas -lcublasLt"
     cat >"$work/test_launch.cu" <<'END'
 #include "util/cuda.h"
 static __global__ void nothing_kernel(void) {}
@@ -236,24 +238,16 @@ END
     8.*) row "built for another architecture" "ok SKIPPED: this GPU runs sm_80" ;;
     *) fails "built for another architecture" 4 "built for architectures 800" "$work/test_arch" ;;
     esac
-    [ "$model" = deltanet ] && for precision in FP32 BF16; do
-        [ build/test_delta_$precision -nt "$newest" ] || nvcc $flags -DTESTING \
-            -DPRECISION_$precision dev/test_delta.cu -o build/test_delta_$precision
-        out=$(build/test_delta_$precision 2>&1 | tail -n 2 | tr '\n' ' ')
-        [[ $out == *" 0 failed"* ]] && row "the delta rule from state to state, $precision" "ok $out" ||
-            row "the delta rule from state to state, $precision" "FAIL $out"
-    done
-    [ "$model" = metala ] && for precision in FP32 BF16; do
-        [ build/test_gla_$precision -nt "$newest" ] || nvcc $flags -DTESTING \
-            -DPRECISION_$precision dev/test_gla.cu -o build/test_gla_$precision
-        out=$(build/test_gla_$precision 2>&1 | tail -n 2 | tr '\n' ' ')
-        [[ $out == *" 0 failed"* ]] && row "the recurrence from state to state, $precision" "ok $out" ||
-            row "the recurrence from state to state, $precision" "FAIL $out"
-    done
-    [ "$model" = gateloop ] && ladder gateloop_fused "the layer from state to state"
-    [ "$model" = mamba ] && ladder selective_scan "the scan from state to state"
-    [ "$model" = metala ] && ladder gla_forward "gated attention, all kernels"
-    [ "$model" = metala ] && ladder gla_backward "its gradients, all kernels"
+    case $model in
+    deltanet) checks test_delta "the delta rule from state to state" ;;
+    gateloop) checks gateloop_fused "the layer from state to state" ;;
+    mamba) checks selective_scan "the scan from state to state" ;;
+    metala)
+        checks test_gla "the recurrence from state to state"
+        checks gla_forward "gated attention, all kernels"
+        checks gla_backward "its gradients, all kernels"
+        ;;
+    esac
     [ build/test_device -nt "$newest" ] || nvcc $flags -DPRECISION_BF16 -DTESTING \
         dev/test_device.cu -o build/test_device
     out=$(build/test_device 2>&1 | tail -n 2 | tr '\n' ' ')

@@ -243,11 +243,11 @@ gpt2_checks() {
                 --channels 64 --heads 1 --string-size $s
         done
         for t in 1 31 127; do # tiles of the hidden layer: a part of one, all of them but a row
-            PRECISIONS=bf16 background agree "$m T=$t B=1" --model $m --task text --text README.md \
+            PRECISIONS=bf16 background agree "$m T=$t B=1" --model $m --task text --text "$text" \
                 --context $t --channels $((t < 31 ? 192 : t < 127 ? 64 : 128)) --batch-size 1
         done
         for t in 66 129 258; do # tiles of one and two rows; three sequences: their order
-            PRECISIONS=bf16 background agree "$m T=$t" --model $m --task text --text README.md \
+            PRECISIONS=bf16 background agree "$m T=$t" --model $m --task text --text "$text" \
                 --context $t --channels $((t < 258 ? 64 : 192)) --heads 1 --batch-size 3
         done
     done

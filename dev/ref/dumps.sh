@@ -96,7 +96,7 @@ mamba() {
     done
     try --task copying --layers 5 --channels 36 --state 4 --string-size 40 --batch-size 2
     try --task modular --channels 12 --batch-size 7
-    try --task s5 --channels 12 --batch-size 4 --window 1
+    try --task s5 --channels 12 --batch-size 4 --window 1 --eval-max-length 33
     try --task recall --channels 12 --batch-size 4 --eigenvalues nonneg
 }
 

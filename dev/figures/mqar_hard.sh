@@ -14,10 +14,11 @@ SEEDS=${SEEDS:-1 2 3}
 CHANNELS=${CHANNELS:-64 128} RATES=${RATES:-4.64e-4 2.15e-3} TOKENS=${TOKENS:-65536}
 PAIRS=${PAIRS:-80} T=${T:-512}
 number TOKENS "$TOKENS" && number PAIRS "$PAIRS" && number T "$T"
+problem=$(printf t%04dp%d "$T" "$PAIRS")
 
 # hard C LR: MODELS at this width and rate
 hard() {
-    recall "$(printf t%04dp%d "$T" "$PAIRS")" "$1" "$2" --task mqar --vocab-size 0 \
+    recall "$problem" "$1" "$2" --task mqar --vocab-size 0 \
         --max-length "$T" --eval-max-length "$T" --pairs "$PAIRS" --stop-at 0.995 \
         --batch-size $((TOKENS / T)) --eval-batches $((3000 * T / TOKENS + 1))
 }
@@ -32,16 +33,18 @@ set -- $all_seeds
 SEEDS=${*:2}
 for MODELS in $all; do
     for C in $CHANNELS; do
-        lr=$(python3 dev/recall.py "$FIGURES/data/$FIGURE-$MODELS."*"$(printf .c%04d. "$C")"*.csv \
-            --better 2>/dev/null)
+        lr=$(python3 dev/recall.py --better 2>/dev/null \
+            "$FIGURES/data/$FIGURE-$MODELS.$problem$(printf .c%04d. "$C")"*.csv)
         [ -z "$lr" ] || [ -z "$SEEDS" ] || hard "$C" "$lr"
     done
 done
 ended
 
-# value MODEL C: the median accuracy of its seeds at the better rate; nothing without data
+# value MODEL C: the median accuracy of its seeds at the better rate; nothing without data, or where
+# a run stopped over a number that is not finite
 value() {
-    awk -F '\t' -v model="$1" -v C="$2" '$1 == model && $3 == C { print $6 }' \
+    awk -F '\t' -v model="$1" -v problem="$problem" -v C="$2" \
+        '$1 == model && $2 == problem && $3 == C && $6 != "-" { print $6 }' \
         "$FIGURES/data/$FIGURE.tsv" 2>/dev/null
 }
 

@@ -26,11 +26,13 @@ def opened(path):
 
 
 def read(path):
+    """What is in a regular file."""
     with opened(path) as f:
         return f.read()
 
 
 def not_an_input(path, inputs):
+    """Trouble if the file to write is one of the inputs, by whatever name."""
     for other in inputs:
         with contextlib.suppress(OSError):
             if os.path.samefile(path, other):
@@ -59,6 +61,8 @@ def replacing(path):
 
 
 class Parser(argparse.ArgumentParser):
+    """Errors of usage in the form of all others: an error line, a hint, exit code 2."""
+
     def error(self, message):
         print(f"error: {message}\nhint: --help shows what there is", file=sys.stderr)
         sys.exit(2)

@@ -71,6 +71,7 @@ def at_end(f, path):
 
 
 def check_shape(path, n, shape):
+    """Trouble unless there are images, and of a shape (height, width, channels) that is allowed."""
     height, width, channels = shape
     if n < 1:
         raise Trouble(f"{path}: expected at least one image, got none")
@@ -105,6 +106,7 @@ def idx(path, magic, dims):
 
 
 def idx_part(images, labels):
+    """The Part of two IDX files."""
     with idx(images, 0x803, 3) as (_, (n, height, width)), idx(labels, 0x801, 1) as (_, (m,)):
         check_shape(images, n, (height, width, 1))
         if m != n:
@@ -121,6 +123,7 @@ def idx_part(images, labels):
 
 
 def cifar10_part(path):
+    """The Part of a file of CIFAR-10, planes taken apart into pixels."""
     plane = 32 * 32
     record = 1 + 3 * plane
     with opened(path) as f:
@@ -176,6 +179,7 @@ def npy(path, name):
 
 
 def npz_part(path):
+    """The Part of an npz file with X and Y."""
     with npy(path, "X.npy") as (_, dtype, shape):
         if dtype not in ("|u1", "<u1", ">u1", "=u1") or len(shape) != 4:
             raise Trouble(f"{path}: X.npy: expected (n, height, width, channels) of uint8, got "
@@ -213,8 +217,8 @@ def measured(histograms):
     return means, deviations
 
 
-def convert(out, train, test, classes=10, mean=None, deviation=None):
-    """Returns the numbers of images, their shape, mean and deviation."""
+def convert(out, train, test, classes, mean, deviation):
+    """Write Parts to the flat file `out`; mean and deviation None: measured over `train`."""
     shape, labels = train[0].shape, bytearray()
     channels = shape[2]
     for part in train + test:
@@ -245,7 +249,6 @@ def convert(out, train, test, classes=10, mean=None, deviation=None):
         f.seek(0)
         f.write(struct.pack(LAYOUT, MAGIC, 1, *shape, classes, 0, *n, *mean, *fill, *deviation,
                             *fill) + labels)
-    return *n, shape, mean, deviation
 
 
 def show(path):
@@ -278,12 +281,14 @@ def some_bytes(n, salt):
 
 
 def to_npy(descr, shape, data, fortran=False):
+    """An array in NumPy's format, version 1."""
     header = repr({"descr": descr, "fortran_order": fortran, "shape": shape}).encode()
     header += b" " * ((54 - len(header)) % 64) + b"\n"
     return b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + data
 
 
 def to_npz(**members):
+    """An npz file of arrays by name."""
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as z:
         for name, data in members.items():
@@ -346,6 +351,7 @@ class Tests:
         self.see(f"{what}, shown", self.run("show", self.out)[0] == 0)
 
     def idx(self):
+        """Returns arguments that convert IDX files, for tests of other things."""
         pixels, labels = some_bytes(5 * 12, 1), bytes([3, 1, 4, 1, 5])
         images = struct.pack(">4I", 0x803, 5, 3, 4) + pixels
         names = struct.pack(">2I", 0x801, 5) + labels

@@ -66,8 +66,7 @@ def densities(path, label, bound):
 
 
 def main(argv):
-    p = argparse.ArgumentParser(description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = plot.Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("dumps", nargs="+", metavar="DUMP")
     p.add_argument("--label", nargs="+", required=True, metavar="NAME")
     p.add_argument("--csv", required=True, metavar="FILE")
@@ -80,7 +79,8 @@ def main(argv):
                   for path, label in zip(args.dumps, args.label)]
         layers = {len(table) for table in tables}
         if len(layers) != 1:
-            raise Trouble("expected dumps of as many layers")
+            raise Trouble("expected dumps with the same number of layers, got "
+                          f"{' and '.join(map(str, sorted(layers)))}")
         lines = ["model,Eigenvalue," + ",".join(f"layer {n + 1}" for n in range(layers.pop()))]
         for label, table in zip(args.label, tables):
             for i, row in enumerate(table.T):

@@ -609,6 +609,8 @@ def fraction(text):
 
 
 class Parser(argparse.ArgumentParser):
+    """Errors of usage in the form of all others: an error line, a hint, exit code 2."""
+
     def error(self, message):
         print(f"error: {message}\nhint: --help shows what there is", file=sys.stderr)
         sys.exit(2)

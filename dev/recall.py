@@ -2,11 +2,11 @@
 """Tables of the runs of mqar.sh, mqar_hard.sh and mad.sh: of each model the better rate.
 
     recall.py RUN.csv... --x channels --y accuracy --tsv FILE --csv FILE
-        prints a row for each model, problem and width, and writes it to FILE.tsv: the rate that was
-        better, by the first word of --y, on the seeds that all its rates have (of equals the one
-        with fewer steps); medians of all its runs there. FILE.csv is what plot.py --columns draws:
-        x the width and a column for each problem, or with --x task x the problem and a column for
-        each word of --y
+        prints a row for each model, problem and width, and writes it to --tsv: the better rate, and
+        medians of all runs at that rate. Better is the higher median of the first word of --y over
+        the seeds that all rates have, of equals the one with fewer steps. --csv is what plot.py
+        --columns draws: x is the width, with a column for each problem; with --x task x is the
+        problem, with a column for each word of --y
     recall.py RUN.csv... --better
         prints only the better rate; the runs are of one model, problem and width
 
@@ -19,7 +19,7 @@ import re
 import statistics
 import sys
 
-from plot import Trouble, finite, print_cells, write
+from plot import Parser, Trouble, finite, print_cells, write
 
 NAME = re.compile(r"[^-]+-(.+)\.([^.]+)\.c0*(\d+)\.(.+)-seed(\d+)\.csv")
 FIELDS = ("accuracy", "macro", "micro", "steps", "parameters", "ms_per_step")
@@ -62,7 +62,7 @@ def read_runs(paths):
 
 
 def better(rates, field):
-    """The rate whose runs are better in the median of a field, over the seeds of all rates."""
+    """The rate with the higher median of a field over the seeds that all rates have."""
     shared = set.intersection(*(set(runs) for runs in rates.values()))
     if not shared:
         raise Trouble("the rates of a model share no seed; expected one at least")
@@ -77,7 +77,8 @@ def better(rates, field):
 
 
 def rows_of(found, field):
-    """(key, rate, runs, medians of FIELDS or None, the field of each run) of each key."""
+    """Of each key (key, rate, number of runs, medians of FIELDS, the field of each run); medians
+    None: a run stopped."""
     for key, rates in found.items():
         rate = better(rates, field)
         runs = [rates[rate][seed] for seed in sorted(rates[rate])]
@@ -90,7 +91,7 @@ def rows_of(found, field):
 
 
 def columns(rows, x, ys):
-    """The lines of the table that plot.py draws."""
+    """The lines of the table that plot.py draws, each a list of cells."""
     if x == "task":
         words = {"macro": "Accuracy: mean over tokens", "micro": "Accuracy: over all targets",
                  "accuracy": "Accuracy: mean over sequences"}
@@ -113,6 +114,7 @@ def columns(rows, x, ys):
 
 
 def table(rows, field):
+    """The lines of the table that is printed, each a list of cells."""
     yield ["model", "problem", "C", "rate", "runs", "accuracy", "macro", "micro", "steps",
            "parameters", "ms/step", f"{field} of each"]
     for (model, problem, width), rate, n, values, each in rows:
@@ -123,8 +125,7 @@ def table(rows, field):
 
 
 def main(argv):
-    p = argparse.ArgumentParser(description=__doc__,
-                                formatter_class=argparse.RawDescriptionHelpFormatter)
+    p = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("runs", nargs="+", metavar="RUN.csv")
     p.add_argument("--x", choices=("channels", "task"), default="channels")
     p.add_argument("--y", default="accuracy", help="words of accuracy, macro, micro")

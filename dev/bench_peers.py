@@ -540,6 +540,12 @@ def median_ms(call, reps, device, flush=None):
     return statistics.median(times)
 
 
+def flushed_ms(call, device):
+    """Median of 30 calls, before each 256 MiB of other data are read, so that L2 holds none of its."""
+    unrelated = torch.zeros(2**26 if device == "cuda" else 1, device=device)
+    return median_ms(call, 30, device, lambda: unrelated.sum())
+
+
 def capture(step):
     """(call, its name): the step as one CUDA graph, or as it is where that fails."""
     try:
@@ -562,6 +568,12 @@ def warm_capture(step):
             step()
     torch.cuda.current_stream().wait_stream(side)
     return capture(step)
+
+
+def captured_ms(step, device):
+    """(flushed_ms of a step, how it was taken)"""
+    call, how = warm_capture(step) if device == "cuda" else (step, "on the CPU")
+    return flushed_ms(call, device), how
 
 
 def sdpa(args):
@@ -680,8 +692,7 @@ def peer_scan(args, name, shape):
     device, op = torch_device(args), getattr(torch, name)
     x = torch.randn(shape, device=device)
     out = torch.empty_like(x)
-    unrelated = torch.zeros(2**26 if device == "cuda" else 1, device=device)  # 256 MiB
-    ms = median_ms(lambda: op(x, 1, out=out), 30, device, lambda: unrelated.sum())
+    ms = flushed_ms(lambda: op(x, 1, out=out), device)
     rate = 8e-6 * x.numel() / ms
     return Measured(ms, f"{rate:.0f} GB/s", f"torch {torch.__version__}, {rate:.0f} GB/s")
 
@@ -766,8 +777,7 @@ def peer_first_order(args, kind, direction, shape):
         if direction != "forward":
             backward(a, h, g, da, dx)
 
-    unrelated = torch.zeros(2**26 if device == "cuda" else 1, device=device)  # 256 MiB
-    ms = median_ms(step, 30, device, lambda: unrelated.sum())
+    ms = flushed_ms(step, device)
     what = "accelerated-scan (B,C,T)" if device == "cuda" else "on the CPU"
     return Measured(ms, first_order_rate(kind, direction, shape, ms),
                     f"{what}, {error:.1e} off, torch {torch.__version__}")
@@ -788,24 +798,19 @@ def peer_attention(args, direction, shape, backend, _):
         if direction != "forward":
             torch.autograd.grad(out, (q, k, v), dout)
 
-    call, how = warm_capture(step) if device == "cuda" else (step, "on the CPU")
-    unrelated = torch.zeros(2**26 if device == "cuda" else 1, device=device)  # 256 MiB
-    ms = median_ms(call, 30, device, lambda: unrelated.sum())
+    ms, how = captured_ms(step, device)
     rate = attention_rate(direction, shape, ms)
     return Measured(ms, rate, f"torch {torch.__version__}, {backend}, {how}")
 
 
 def fla_few(args):
     """Before fla is imported: of each kernel that Triton tunes only --fla-configs configurations
-    remain. Returns a note for the row."""
-    if not args.fla_configs:
-        return ""
+    remain."""
     import triton
-    if not hasattr(triton, "autotune_all"):
+    if args.fla_configs and not hasattr(triton, "autotune_all"):
         triton.autotune_all = triton.autotune
         triton.autotune = lambda configs, *rest, **more: triton.autotune_all(
             configs[:args.fla_configs], *rest, **more)
-    return f", {args.fla_configs} configurations"
 
 
 def delta_rule(args):
@@ -848,15 +853,14 @@ def peer_delta(args, direction, shape):
             torch.autograd.grad(out, inputs, dout)
 
     progress(f"delta {direction} {shape}: fla tunes its kernels")
-    call, how = warm_capture(step) if device == "cuda" else (step, "on the CPU")
-    unrelated = torch.zeros(2**26 if device == "cuda" else 1, device=device)  # 256 MiB
-    ms = median_ms(call, 30, device, lambda: unrelated.sum())
+    ms, how = captured_ms(step, device)
     return Measured(ms, delta_rate(direction, shape, ms), fla_version(args) + how)
 
 
 def fla_version(args):
+    """How a row says what was measured: fla, if it was, how far it searched, and PyTorch."""
     fla = sys.modules.get("fla")
-    few = fla_few(args) if fla else ""
+    few = f", {args.fla_configs} configurations" if args.fla_configs else ""
     return (f"fla {fla.__version__}{few}, " if fla else "") + f"torch {torch.__version__}, "
 
 
@@ -899,9 +903,7 @@ def peer_gla(args, direction, shape):
             torch.autograd.grad(out, inputs, dout.to(out.dtype))
 
     progress(f"gla {direction} {shape}: fla tunes its kernels")
-    call, how = warm_capture(step) if device == "cuda" else (step, "on the CPU")
-    unrelated = torch.zeros(2**26 if device == "cuda" else 1, device=device)  # 256 MiB
-    ms = median_ms(call, 30, device, lambda: unrelated.sum())
+    ms, how = captured_ms(step, device)
     return Measured(ms, gla_rate(direction, shape, ms), fla_version(args) + how)
 
 

@@ -1,8 +1,9 @@
-// test_arrays.cuh: arrays that tests of kernels have twice, on the device and in double.
+// test_arrays.cuh: arrays that tests of kernels have twice, on the device and in double. To be
+// included after a trainer, whose memory and errors it uses.
 #ifndef SEQ_DEV_TEST_ARRAYS_CUH
 #define SEQ_DEV_TEST_ARRAYS_CUH
 
-// Arrays of one kind: floatX or float on the device, as double here.
+// n numbers of `size` bytes each, bf16 (2) or float (4), on the device, and as double here.
 typedef struct {
     void *device;
     double *host;
@@ -17,7 +18,7 @@ static inline Array array_new(size_t n, size_t size)
     return a;
 }
 
-// array_up: the device's numbers are the host's, which become as round as they.
+// array_up: copy the host's numbers to the device, and round them as they are rounded there.
 static inline void array_up(Array *a)
 {
     char *raw = (char *)alloc_zero(a->n, a->size, "array");
@@ -33,7 +34,7 @@ static inline void array_up(Array *a)
     free(raw);
 }
 
-// array_down: the host's numbers are the device's.
+// array_down: copy the device's numbers to the host.
 static inline void array_down(Array *a)
 {
     char *raw = (char *)alloc_zero(a->n, a->size, "array");
@@ -52,7 +53,8 @@ static inline void array_free(Array *a)
     free(a->host);
 }
 
-// head_of: to (T,HS) = the head's part of x, rows `pitch` apart; back: the other way.
+// head_of: to (T,HS) = a head's part of x, which starts at x and has rows `pitch` apart; back: that
+// part of x = to.
 static inline void head_of(double *to, double *x, size_t pitch, size_t T, size_t HS, int back)
 {
     for (size_t i = 0; i < T * HS; i++) {

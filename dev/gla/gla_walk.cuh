@@ -5,19 +5,18 @@
 // S stays in registers, in fp32, while it walks through a sequence, ST = 16 tokens a step: a block
 // of 16 is all that is ever looked at pair by pair, and there are no tiles between such blocks. For
 // a step with S before it, D the gradient of S behind it, a_t = exp(g_t), w(u,t) = a_{u+1} ... a_t,
-// w_t = w(-1,t) = a_0 ... a_t and v_u = w(u,15), all of them (DK):
+// w_t = w(-1,t) = a_0 ... a_t and v_u = w(u,15), all of them vectors over the keys i:
 //   A_tu = s sum_i q_ti k_ui w_i(u,t), u <= t;         dA_tu = s dO_t . V_u
 //   O_t  = S^T (s q_t w_t) + sum_{u<=t} A_tu V_u,      S' = w_15 S + sum_u (k_u v_u) V_u^T
 //   dV_u = D^T (k_u v_u) + sum_{t>=u} A_tu dO_t,       D' = w_15 D + sum_t (s q_t w_t) dO_t^T
 //   dQ_t = s w_t (S dO_t) + sum_{u<=t} dA_tu w(u,t) k_u
 //   dK_u = v_u (D V_u) + sum_{t>=u} dA_tu w(u,t) q_t
 //   dG_t = R + sum_{u>=t} (q_u dQ'_u - k_u dK'_u)
-// with R the row sums of S D at the next multiple of CS = 64 tokens, and in which dQ', dK' lack the
-// pair t = u: it cancels, and what rounding left of it would drown dG where gates are strong. (So
-// does the last token's part of S_T, against the gradient of S_T: R has S_T unrounded, and D as it
-// is in dK'.) The
-// only exponents are g; a w is a product of a's, and nothing is divided by one: no exponent is
-// above 0, nothing overflows, and exp(-inf) = 0 is a gate like others.
+// with R the row sums of S D at the next multiple of CS = 64 tokens or at the end. dQ' and dK' lack
+// the pair t = u: it cancels, and what rounding left of it would drown dG where gates are strong.
+// At the end the last token's part of R = S_T D cancels against k dK': so R takes S_T unrounded,
+// and D as rounded as dK' has it. The only exponents are g; a w is a product of a's, and nothing is
+// divided by one: no exponent is above 0, nothing overflows, exp(-inf) = 0 is a gate like others.
 //
 // O and dV are one kernel, S or D^T in warps of 16 values, the second from right to left; dQ and dK
 // another, in warps of 16 keys. Both wait for nothing but a ring of steps that cp.async fills. What
@@ -486,8 +485,8 @@ key_walk_kernel(floatX *dx, float *dg, float *dots, uint4 *states, const floatX 
 #pragma unroll
     for (int i = 0; i < W / 2; i++) {
         const int r = w.slab + row + i % 4 / 2 * 8, j = i / 4 * 8 + lane % 4 * 2 + i % 2;
-        const bool there = first && r < d.DK && j < d.DV;
-        S[i / 4][i % 4] = there ? first[state + (size_t)r * d.DV + j] : 0;
+        const bool given = first && r < d.DK && j < d.DV;
+        S[i / 4][i % 4] = given ? first[state + (size_t)r * d.DV + j] : 0;
     }
     for (int i = 0; i < RING - 1; i++)
         fetch(i);
@@ -598,7 +597,8 @@ static Gla gla_dims(size_t B, size_t T, size_t NH, size_t DK, size_t DV, size_t 
     const size_t most = DK > DV ? DK : DV, blocks = B * NH * ((most + 63) / 64);
     const size_t NS = (T + ST - 1) / ST, wanted = blocks < FEW ? FEW / blocks : 1;
     size_t per = (NS + wanted - 1) / wanted;
-    per = per < 4 * CHUNK_STEPS ? 4 * CHUNK_STEPS : (per + 3) / CHUNK_STEPS * CHUNK_STEPS;
+    per = (per + CHUNK_STEPS - 1) / CHUNK_STEPS * CHUNK_STEPS; // whole chunks, at least four
+    per = per < 4 * CHUNK_STEPS ? 4 * CHUNK_STEPS : per;
     per = per < NS && wanted > 1 ? per : NS;
     return {(int)T, (int)NH, (int)DK, (int)DV, (int)q_pitch, (int)k_pitch,
             (int)v_pitch, (int)((NS + per - 1) / per), (int)per, scale};

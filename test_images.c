@@ -244,8 +244,9 @@ static void test_files_kinds(void)
     CHECK(out.code == 0 && strstr(out.text, "7 to train on, 4 to evaluate on, 4 x 6 x 3, 5 "
                                   "classes; 6 patches of 12 numbers"), "%d: %s", out.code,
           out.text);
-    for (int patch = 3; patch <= 1024; patch = patch == 3 ? 4 : patch == 4 ? 1024 : 1025) {
-        o.images.patch = patch;
+    const int patches[] = {3, 4, 1024};
+    for (int k = 0; k < 3; k++) {
+        o.images.patch = patches[k];
         expect_die(open_images, &o, EXIT_USAGE, "are 4 x 6; expected a patch that divides both");
     }
     free(data);
@@ -264,30 +265,31 @@ static void shorten(void *unused)
 // test_checksum: another bit anywhere, or another division of the same images, another checksum.
 static void test_checksum(void)
 {
-    char sums[7][17];
+    enum { FLIPPED = 4, FILES = FLIPPED + 3 }; // then the same file twice, and another division
+    char sums[FILES][17];
     size_t n;
     unsigned char *data = file_bytes(&SMALL, &n);
-    const size_t at[] = {0, 48, IMAGES_HEADER, IMAGES_HEADER + 11, n - 1};
-    for (int k = 0; k < 7; k++) {
+    const size_t at[FLIPPED] = {48, IMAGES_HEADER, IMAGES_HEADER + 11, n - 1};
+    for (int k = 0; k < FILES; k++) {
         Head h = SMALL;
-        if (k == 6) {
+        if (k == FILES - 1) {
             h.train++;
             h.test--;
         }
         head_write(data, &h);
-        if (k && k < 6)
-            data[at[k - 1]] ^= k == 1 ? 0 : 1; // the magic cannot be another
+        if (k < FLIPPED)
+            data[at[k]] ^= 1;
         put_file(in_dir("sum"), data, n);
         Images im = images_of(in_dir("sum"), 2);
         images_map(&im);
         strcpy(sums[k], im.checksum);
         CHECK(strlen(sums[k]) == 16, "checksum %s", sums[k]);
         for (int j = 0; j < k; j++)
-            CHECK((strcmp(sums[j], sums[k]) == 0) == (j == 0 && k == 1), "files %d and %d: %s, %s",
-                  j, k, sums[j], sums[k]);
+            CHECK((strcmp(sums[j], sums[k]) == 0) == (j == FLIPPED && k == FLIPPED + 1),
+                  "files %d and %d: %s, %s", j, k, sums[j], sums[k]);
         images_close(&im);
-        if (k && k < 6)
-            data[at[k - 1]] ^= k == 1 ? 0 : 1;
+        if (k < FLIPPED)
+            data[at[k]] ^= 1;
     }
     free(data);
     expect_die(shorten, NULL, EXIT_DATA, "--text or --images: changed while it was read");

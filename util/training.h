@@ -240,8 +240,8 @@ static inline void checkpoint_save(const char *path, const Weights *w, const Opt
 }
 
 // checkpoint_check: die unless the file's metadata fits this run: architecture, format version and
-// each option of class `level` or above. --steps may change under a constant schedule. Returns its
-// step.
+// each option of class `level` or above. --steps may change under a constant schedule; an option of
+// a task that the file lacks counts as its default. Returns the file's step.
 static inline long checkpoint_check(const StFile *file, const char *path, const Options *options,
                                     const char *architecture, int level, int schedule)
 {
@@ -261,7 +261,7 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
             continue;
         option_format(o, ours, sizeof ours);
         if (!theirs && o->defines == DEFINES_DATA && o->def && !strcmp(ours, o->def))
-            continue; // a task's option, younger than the file
+            continue; // the program that wrote the file did not have this option
         if (!theirs || strcmp(theirs, ours))
             die(EXIT_DATA, "%s: was made with --%s %s, this run has %s\nhint: give --%s %s%s", path,
                 o->name, theirs ? theirs : "(unknown)", ours, o->name, theirs ? theirs : ours,

@@ -2,9 +2,9 @@
 # throughput.sh: tokens a second and memory of every architecture against T: training steps over
 # 65536 tokens, in sequences of 512 to 65536. Two blocks of models.sh, 384 channels, heads of 128
 # (GateLoop: one channel; CausalRN: eight layers of H = 384), bf16; MAD's selective copying, 16
-# symbols, no decoding. The median step of the last two thirds of STEPS. A T is left out where a
-# step takes more than 10 s, or would, were it twice as long as that of the T before; so is what
-# does not fit in memory, and every longer T of that model. --full: 768 channels.
+# symbols, no decoding. The median step of the last two thirds of STEPS. A T is left out, and with
+# it every longer one of that model, where a step takes more than 10 s, would if it took twice as
+# long as at the T before, or does not fit in memory. --full: 768 channels.
 FIGURE=throughput STEPS=${STEPS:-12} THIN=1 TOKENS=${TOKENS:-65536}
 . "$(dirname "$0")/models.sh"
 C=${CHANNELS:-$([ -z "$FULL" ] && echo 384 || echo 768)} HEAD=${HEAD:-128}

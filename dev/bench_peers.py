@@ -541,7 +541,7 @@ def median_ms(call, reps, device, flush=None):
 
 
 def flushed_ms(call, device):
-    """Median of 30 calls, before each 256 MiB of other data are read, so that L2 holds none of its."""
+    """Median of 30 calls; before each other data, 256 MiB, take the place of its own in L2."""
     unrelated = torch.zeros(2**26 if device == "cuda" else 1, device=device)
     return median_ms(call, 30, device, lambda: unrelated.sum())
 

@@ -24,6 +24,7 @@ import io
 import math
 import os
 import re
+import signal
 import struct
 import sys
 import tempfile
@@ -602,4 +603,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no half of a file is left
     sys.exit(main(sys.argv[1:]))

@@ -526,11 +526,11 @@ static void test_training_tensors(void)
     craft(r, "architecture", NULL, NULL);
     load_refused(r, "unknown origin");
     craft(r, "channels", NULL, NULL);
-    load_refused(r, "was made with --channels (unknown)");
+    load_refused(r, "expected --channels in its metadata, got none");
     craft(r, "pairs", NULL, NULL); // older than a task's option: as if it had its default
     load_accepted(r, "step 7");
     r->pairs = 5;
-    expect_die(check_load, r, EXIT_DATA, "was made with --pairs (unknown), this run has 5");
+    expect_die(check_load, r, EXIT_DATA, "was made with --pairs 4, this run has 5");
     craft(r, "pairs", "4", NULL);
     expect_die(check_load, r, EXIT_DATA, "was made with --pairs 4, this run has 5");
     r->pairs = 4;

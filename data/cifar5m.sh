@@ -3,7 +3,7 @@
 # on CIFAR-10 made, for --images: 5 x 1,000,448 to train on, the sixth part to evaluate on.
 #
 #     bash data/cifar5m.sh [DIR]
-#     PARTS="0 1" bash data/cifar5m.sh [DIR]       train on fewer of the parts 0 to 4
+#     PARTS="0 1" bash data/cifar5m.sh [DIR]       DIR/cifar5m-01.images: fewer of the parts 0 to 4
 #
 # From the authors' address, about 3 GB a part and as much again in the file that is made. No
 # SHA-256 is published that we know of: a part is right if the checksums in it (CRC-32) and its
@@ -11,13 +11,16 @@
 # data/cifar10.sh. The rest is as in data/fetch.sh.
 . "$(dirname "$0")/fetch.sh"
 begin "$@"
-out=$dir/cifar5m.images
+parts=() out=$dir/cifar5m
+for part in 0 1 2 3 4; do
+    [[ " ${PARTS:=0 1 2 3 4} " != *" $part "* ]] || parts+=("$part")
+done
+[ "${parts[*]-}" = "$PARTS" ] ||
+    fail 2 "PARTS: expected some of 0 1 2 3 4, in order, got \"$PARTS\""
+[ ${#parts[@]} = 5 ] || out+=-${PARTS// /}
+out+=.images
 there "$out"
 mkdir -p "$dir/cifar5m" || exit 3
-read -r -a parts <<<"${PARTS:-0 1 2 3 4}"
-for part in "${parts[@]}"; do
-    [[ $part =~ ^[0-4]$ ]] || fail 2 "PARTS: expected some of 0 1 2 3 4, got ${PARTS:-}"
-done
 npz=()
 for part in "${parts[@]}" 5; do
     file=$dir/cifar5m/part$part.npz

@@ -13,7 +13,7 @@
 # Exit codes: 0 there it is, 2 usage, 3 files, network, or data that are not what they should be.
 set -u
 caller=$PWD
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
+CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 3
 
 # fail CODE TEXT [HINT]: an error line, a hint, and the end
 fail() {

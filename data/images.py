@@ -24,6 +24,7 @@ import io
 import math
 import os
 import re
+import signal
 import struct
 import sys
 import tempfile
@@ -252,7 +253,7 @@ def convert(out, train, test, classes, mean, deviation):
 
 
 def show(path):
-    """One line about a flat file; its sizes and labels are checked."""
+    """One line about a flat file; what is checked is what data/images.h checks."""
     with opened(path) as f:
         size = os.fstat(f.fileno()).st_size
         data = f.read(HEADER)
@@ -266,8 +267,14 @@ def show(path):
             raise Trouble(f"{path}: its header says version {version}, {train} + {test} images of "
                           f"{height} x {width} x {channels}, {wanted} bytes; got {size} bytes")
         labels = f.read(train + test)
+        if not 2 <= classes <= 256:
+            raise Trouble(f"{path}: expected 2 to 256 classes, got {classes}")
         if max(labels) >= classes:
             raise Trouble(f"{path}: expected labels from 0 to {classes - 1}, got {max(labels)}")
+        for c in range(channels):
+            if not (0 <= numbers[c] <= 1 and 1e-4 <= numbers[CHANNELS + c] <= 1):
+                raise Trouble(f"{path}: channel {c}: expected a mean of 0 to 1 and a deviation of "
+                              f"0.0001 to 1, got {numbers[c]:g} and {numbers[CHANNELS + c]:g}")
     mean, deviation = (" ".join(f"{x:.4f}" for x in numbers[at:at + channels])
                        for at in (0, CHANNELS))
     return (f"{path}: {train} images to train on, {test} to evaluate on, {height} x {width} x "
@@ -521,7 +528,11 @@ class Tests:
         for what, data in (("cut off", whole[:-1]), ("and more", whole + b"x"), ("empty", b""),
                            ("a wrong label", whole[:128] + b"\x0a" + whole[129:]),
                            ("no test images", whole[:40] + bytes(8) + whole[48:]),
-                           ("version 2", whole[:8] + b"\2" + whole[9:])):
+                           ("version 2", whole[:8] + b"\2" + whole[9:]),
+                           ("one class", whole[:24] + b"\1" + whole[25:]),
+                           ("257 classes", whole[:25] + b"\1" + whole[26:]),
+                           ("a mean of nan", whole[:48] + struct.pack("<d", math.nan) + whole[56:]),
+                           ("a deviation of 0", whole[:80] + bytes(8) + whole[88:])):
             self.ends(f"show: {what}", 3, "flat", "show", self.put("flat", data))
 
 
@@ -592,4 +603,5 @@ def main(argv):
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # no half of a file is left
     sys.exit(main(sys.argv[1:]))

@@ -9,6 +9,7 @@
 """
 import argparse
 import os
+import re
 import sys
 
 import numpy as np
@@ -23,11 +24,20 @@ NEEDED = ("params.A_log", "acts.dt", "acts.bc", "acts.u", "acts.h")
 
 def dumped(path):
     """(tensors, whether a is in [-1,1]) of a dump of Mamba with its activations."""
+    plot.regular(path)
     tensors, metadata = read_safetensors(path)
     kind = metadata.get("eigenvalues")
     if any(name not in tensors for name in NEEDED) or kind not in ("nonneg", "signed") or \
             metadata.get("architecture") != "mamba":
         raise Trouble(f"{path}: expected a --dump of train_mamba with {', '.join(NEEDED)}")
+    shapes = [tensors[name].shape for name in NEEDED]
+    if [len(shape) for shape in shapes] != [3, 4, 4, 4, 4]:
+        raise Trouble(f"{path}: expected tensors of 3, 4, 4, 4, 4 dimensions: {', '.join(NEEDED)}")
+    (L, H, S), (_, B, T, _) = shapes[:2]
+    want = [(L, H, S), (L, B, T, H), (L, B, T, 2 * S), (L, B, T, H), (L, B, S, H)]
+    if shapes != want or 0 in (L, H, S, B, T):
+        raise Trouble(f"{path}: expected the shapes of one model and batch, got "
+                      f"{', '.join(f'{name} {shape}' for name, shape in zip(NEEDED, shapes))}")
     return tensors, kind == "signed"
 
 
@@ -72,8 +82,10 @@ def main(argv):
     p.add_argument("--csv", required=True, metavar="FILE")
     p.add_argument("--bound", type=float, default=1e-4, help="on the error of states, 1e-4")
     args = p.parse_args(argv)
-    if len(args.label) != len(args.dumps) or "," in "".join(args.label):
-        p.error(f"--label: expected {len(args.dumps)} names without commas")
+    if len(args.label) != len(args.dumps) or re.search('[,"\n]', "".join(args.label)):
+        p.error(f"--label: expected {len(args.dumps)} names without commas, quotes and line ends")
+    if not 0 < args.bound < 1:
+        p.error(f"--bound: expected a number between 0 and 1, got {args.bound:g}")
     try:
         tables = [densities(path, label, args.bound)
                   for path, label in zip(args.dumps, args.label)]
@@ -86,10 +98,10 @@ def main(argv):
             for i, row in enumerate(table.T):
                 x = (2 * i + 1) / BINS - 1
                 lines.append(f"{label},{x:.6g}," + ",".join(f"{y:.4g}" if y else "" for y in row))
-        plot.write(args.csv, "\n".join(lines) + "\n")
+        plot.write(args.csv, "\n".join(lines) + "\n", args.dumps)
     except (Trouble, plot.Trouble) as e:
         print(f"error: {e}", file=sys.stderr)
-        return 3
+        return getattr(e, "code", 3)
     return 0
 
 

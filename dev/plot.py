@@ -50,15 +50,25 @@ def log_path(run):
     return os.path.join(run, "log.csv") if os.path.isdir(run) else run
 
 
-def read_lines(path):
-    """The lines of a log: (those up to and with the header, the rows)."""
+def regular(path):
+    """Trouble over what is there and no regular file: a pipe would wait."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise Trouble(f"{path}: expected a file, got something else of that name")
+
+
+def read(path):
+    """The text of a file."""
+    regular(path)
     try:
-        if os.path.exists(path) and not os.path.isfile(path):  # a pipe would wait
-            raise Trouble(f"{path}: expected a file, got something else of that name")
         with open(path, encoding="utf-8") as f:
-            lines = f.read().split("\n")
+            return f.read()
     except (OSError, UnicodeDecodeError) as e:
         raise Trouble(f"{path}: cannot read it: {getattr(e, 'strerror', None) or e}")
+
+
+def read_lines(path):
+    """The lines of a log: (those up to and with the header, the rows)."""
+    lines = read(path).split("\n")
     if lines and lines[-1] == "":
         lines.pop()
     n = 0
@@ -97,11 +107,7 @@ def read_log(path):
 def read_lengths(path):
     """(fields of the RESULT line in its comments, rows (tokens, sequences, accuracy)) of a file of
     --curve."""
-    try:
-        with open(path, encoding="utf-8") as f:
-            lines = f.read().split("\n")
-    except (OSError, UnicodeDecodeError) as e:
-        raise Trouble(f"{path}: cannot read it: {getattr(e, 'strerror', None) or e}")
+    lines = read(path).split("\n")
     result = [line for line in lines if line.startswith("# RESULT ")]
     fields = dict(w.split("=", 1) for line in result for w in line.split() if "=" in w)
     body = [line for line in lines if line and not line.startswith("#")]
@@ -225,7 +231,7 @@ def print_scores(args):
                          + [" ".join(f"{x:.3f}" for x in each)])
     print_cells(cells, 2)
     if args.tsv:
-        write(args.tsv, "".join("\t".join(line) + "\n" for line in cells))
+        write(args.tsv, "".join("\t".join(line) + "\n" for line in cells), args.runs)
 
 
 def smooth(ys, n):
@@ -385,14 +391,11 @@ def draw_vlines(axes, args):
 def read_columns(path):
     """(names, rows) of a CSV with a header: of each row its label ("" where the first column is x,
     else what is in it), x, and the numbers after it; an empty field is nan."""
-    try:
-        with open(path, encoding="utf-8") as f:
-            names, *rows = [line.split(",") for line in f.read().split("\n")
-                            if line and not line.startswith("#")]
-    except (OSError, UnicodeDecodeError) as e:
-        raise Trouble(f"{path}: cannot read it: {getattr(e, 'strerror', None) or e}")
-    except ValueError:
+    lines = [line.split(",") for line in read(path).split("\n")
+             if line and not line.startswith("#")]
+    if not lines:
         raise Trouble(f"{path}: expected a header and rows, got nothing")
+    names, *rows = lines
     labelled = names[0] in ("model", "curve")
     if len(names) < 2 + labelled or any(len(row) != len(names) for row in rows) or not rows:
         raise Trouble(f"{path}: expected a header of two or more columns, and as many in each row")
@@ -567,19 +570,20 @@ def thin(args):
         raise Misuse(f"--thin: expected one run, got {len(args.runs)}")
     path = log_path(args.runs[0])
     head, rows = read_lines(path)
-    if os.path.exists(args.out) and os.path.samefile(path, args.out):
-        raise Misuse(f"--out: {args.out} is the log itself; give another name")
-    read = read_log(path)
-    train = [i for i, row in enumerate(read) if row["split"] == "train"]
+    logged = read_log(path)
+    train = [i for i, row in enumerate(logged) if row["split"] == "train"]
     drop = set(train) - set(train[::args.thin] + train[-1:])
-    drop.discard(next((i for i in train if read[i]["acc"] >= 0.99), None))
+    drop.discard(next((i for i in train if logged[i]["acc"] >= 0.99), None))
     kept = [line for i, line in enumerate(rows) if i not in drop]
     note = f"# thinned by dev/plot.py: {len(kept)} of {len(rows)} rows"
-    write(args.out, "\n".join(head[:-1] + [note, head[-1]] + kept) + "\n")
+    write(args.out, "\n".join(head[:-1] + [note, head[-1]] + kept) + "\n", [path])
     print(f"{args.out}: {len(kept)} of {len(rows)} rows")
 
 
-def write(path, text):
+def write(path, text, inputs):
+    """The text to a file, which is none of the inputs, by whatever name."""
+    if any(os.path.exists(path) and os.path.samefile(path, other) for other in inputs):
+        raise Misuse(f"{path}: expected a file of its own to write, got an input")
     try:
         with open(path, "w", encoding="utf-8", newline="\n") as f:
             f.write(text)

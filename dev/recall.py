@@ -19,9 +19,9 @@ import re
 import statistics
 import sys
 
-from plot import Parser, Trouble, finite, print_cells, write
+from plot import Parser, Trouble, finite, print_cells, read, write
 
-NAME = re.compile(r"[^-]+-(.+)\.([^.]+)\.c0*(\d+)\.(.+)-seed(\d+)\.csv")
+NAME = re.compile(r"[^-]+-([^,]+)\.([^.]+)\.c0*(\d+)\.(.+)-seed(\d+)\.csv")
 FIELDS = ("accuracy", "macro", "micro", "steps", "parameters", "ms_per_step")
 ORDER = ("transformer", "linear-transformer", "causalrn", "linear-causalrn", "deltanet", "gateloop",
          "metala", "gla", "mamba")
@@ -35,13 +35,11 @@ def read_run(path):
     if not name:
         raise Trouble(f"{path}: expected a name FIGURE-MODEL.PROBLEM.cWIDTH.RATE-seedN.csv")
     model, problem, width, rate, seed = name.groups()
-    try:
-        with open(path, encoding="utf-8") as f:
-            comments = [line for line in f if line.startswith("# ")]
-    except (OSError, UnicodeDecodeError) as e:
-        raise Trouble(f"{path}: cannot read it: {getattr(e, 'strerror', None) or e}")
+    comments = [line for line in read(path).split("\n") if line.startswith("# ")]
     key = (model, problem, int(width))
     if not any(line.startswith("# RESULT ") for line in comments):
+        if not any(line.startswith("# parameters=") for line in comments):
+            raise Trouble(f"{path}: expected the run's RESULT or parameters in its comments")
         return key, rate, int(seed), None
     words = dict(word.split("=", 1) for line in comments
                  if line.startswith(("# RESULT ", "# parameters="))
@@ -147,10 +145,10 @@ def main(argv):
         cells = list(table(rows, ys[0]))
         print_cells(cells, 2)
         if args.tsv:
-            write(args.tsv, "".join("\t".join(line) + "\n" for line in cells))
+            write(args.tsv, "".join("\t".join(line) + "\n" for line in cells), args.runs)
         if args.csv:
             write(args.csv, "".join(",".join(line) + "\n"
-                                    for line in columns(rows, args.x, ys)))
+                                    for line in columns(rows, args.x, ys)), args.runs)
     except Trouble as e:
         print(f"error: {e}", file=sys.stderr)
         return e.code

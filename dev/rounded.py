@@ -153,10 +153,21 @@ MODELS = {"train_deltanet.c": DELTANET, "train_gateloop.c": GATELOOP, "train_mam
 CALL = re.compile(r"(?:m->loss = )?\b(\w+\(([^;]*))\);")
 
 
+def fail(code, text):
+    print(f"error: {text}", file=sys.stderr)
+    sys.exit(code)
+
+
+def position(text, part, start=0):
+    """Where the part stands in the oracle."""
+    at = text.find(part, start)
+    return at if at >= 0 else fail(3, f"the oracle: expected {part.strip()!r} in it")
+
+
 def body(text, function, rules):
     """The text with the calls of one function among roundings."""
-    start = text.index(f"\nstatic void {function}(")
-    end = text.index("\n}\n", start)
+    start = position(text, f"\nstatic void {function}(")
+    end = position(text, "\n}\n", start)
     seen = set()
 
     def call(match):
@@ -171,21 +182,29 @@ def body(text, function, rules):
 
     changed = CALL.sub(call, text[start:end])
     if seen != set(rules):
-        raise SystemExit(f"error: {function}: no call {', '.join(set(rules) - seen)}; expected one")
+        fail(3, f"{function}: no call {', '.join(sorted(set(rules) - seen))}; expected one")
     return text[:start] + changed + text[end:]
 
 
 def main(argv):
     if len(argv) != 3 or os.path.basename(argv[1]) not in MODELS:
-        raise SystemExit(f"usage: rounded.py {'|'.join(MODELS)} OUT.c")
-    with open(argv[1], encoding="utf-8") as f:
-        text = f.read()
+        fail(2, f"expected rounded.py {'|'.join(MODELS)} OUT.c")
+    if os.path.exists(argv[2]) and os.path.realpath(argv[1]) == os.path.realpath(argv[2]):
+        fail(2, f"{argv[2]}: expected a file of its own to write, got the oracle")
+    try:
+        with open(argv[1], encoding="utf-8") as f:
+            text = f.read()
+    except (OSError, UnicodeDecodeError) as e:
+        fail(3, f"{argv[1]}: cannot read it: {getattr(e, 'strerror', None) or e}")
     model = MODELS[os.path.basename(argv[1])]
     for function, rules in model.items():
         text = body(text, function, rules)
-    at = text.index(f"// {next(iter(model))}: ")
-    with open(argv[2], "w", encoding="utf-8") as f:
-        f.write(text[:at] + ROUND.lstrip("\n") + text[at:])
+    at = position(text, f"// {next(iter(model))}: ")
+    try:
+        with open(argv[2], "w", encoding="utf-8") as f:
+            f.write(text[:at] + ROUND.lstrip("\n") + text[at:])
+    except OSError as e:
+        fail(3, f"{argv[2]}: cannot write it: {e.strerror}")
 
 
 if __name__ == "__main__":

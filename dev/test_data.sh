@@ -62,7 +62,7 @@ for name in tinyshakespeare wikitext103 cifar10 cifar5m fashion_mnist kjv; do
 done
 check "nothing is left offline" [ -z "$(find "$tmp/offline" -type f)" ]
 KIND=all run 2 wikitext103 "$tmp/offline"
-for parts in 5 "0 x" -1 "0,1"; do
+for parts in 5 "0 x" -1 "0,1" " " "0 0" "1 0"; do
     PARTS=$parts run 2 cifar5m "$tmp/offline"
 done
 
@@ -172,7 +172,8 @@ SHA256=$(hash "$web/cifar-10-binary.tar.gz")
 run 0 cifar10 "$tmp/a"
 says "15 images to train on, 6 to evaluate on, 32 x 32 x 3"
 says "mean 0.4914 0.4822 0.4465, deviation 0.2023 0.1994 0.2010"
-MIRROR='' run 0 cifar10 "$tmp/a"
+mkdir "$tmp/data" # not the repository's
+CDPATH=$tmp MIRROR='' run 0 cifar10 "$tmp/a"
 SHA256='' run 3 cifar10 "$tmp/b"
 says "expected SHA-256 c4a38c50"
 cp "$tmp/a/cifar10.images" "$tmp/b/cifar10.images" && echo >>"$tmp/b/cifar10.images"
@@ -181,7 +182,7 @@ says "got .* bytes"
 
 unset SHA256
 PARTS="0 1" run 0 cifar5m "$tmp/a"
-says "5 images to train on, 7 to evaluate on"
+says "cifar5m-01.images: 5 images to train on, 7 to evaluate on"
 says "part1.npz: .* SHA-256 $(hash "$web/part1.npz")"
 head -c 3000 "$web/part3.npz" >"$tmp/cut" && mv "$tmp/cut" "$web/part3.npz"
 run 3 cifar5m "$tmp/b"

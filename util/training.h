@@ -260,11 +260,13 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
         if (o->defines < level || (schedule == CONSTANT && !strcmp(o->name, "steps")))
             continue;
         option_format(o, ours, sizeof ours);
-        if (!theirs && o->defines == DEFINES_DATA && o->def && !strcmp(ours, o->def))
-            continue; // the program that wrote the file did not have this option
-        if (!theirs || strcmp(theirs, ours))
+        if (!theirs && o->defines == DEFINES_DATA)
+            theirs = o->def; // the program that wrote the file did not have this option
+        if (!theirs)
+            die(EXIT_DATA, "%s: expected --%s in its metadata, got none", path, o->name);
+        if (strcmp(theirs, ours))
             die(EXIT_DATA, "%s: was made with --%s %s, this run has %s\nhint: give --%s %s%s", path,
-                o->name, theirs ? theirs : "(unknown)", ours, o->name, theirs ? theirs : ours,
+                o->name, theirs, ours, o->name, theirs,
                 strcmp(o->name, "steps") ? "" : "; only --schedule constant lets them change");
     }
     const char *data = st_meta(file, "data_checksum"), *ours_data = options->data_checksum;

@@ -26,33 +26,43 @@
 # On the CPU, tiny: TRAINER=./train_causalrn SEEDS=1 STEPS=20 RUNS=/tmp/runs FIGURES=/tmp/figures
 #   EXTRA="--layers 1 --channels 16 --batch-size 4"
 set -u
-cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 1
+CDPATH= cd "$(dirname "${BASH_SOURCE[0]}")/../.." || exit 3
 : "${TRAINER:=./train_causalrn_gpu}" "${GPT2:=./train_gpt2_gpu}" "${SEEDS:=1 2 3}" "${EXTRA:=}"
 : "${RUNS:=runs/figures}" "${FIGURES:=dev/figures}" "${DRAW_ONLY:=}" "${LENGTHS:=}"
 : "${JOBS:=1}" "${SAVE_EVERY:=200}" "${ONLY:=}" "${DUMP:=}" "${DUMPER:=}"
-number() { # NAME VALUE: die unless the value is a whole number from 0 on
+number() { # NAME VALUE [LEAST]: die unless the value is a whole number, and LEAST to 999999999
     case $2 in
     "" | *[!0-9]* | 0?*) echo "error: $1: expected a whole number, got \"$2\"" >&2 && exit 2 ;;
     esac
+    [ $# -lt 3 ] || { [ ${#2} -le 9 ] && [ "$2" -ge "$3" ]; } ||
+        { echo "error: $1: expected $3 to 999999999, got $2" >&2 && exit 2; }
+}
+once() { # NAME WORDS...: die over a word that is given twice: its runs would share a directory
+    local twice
+    twice=$(printf '%s\n' "${@:2}" | sort | uniq -d)
+    [ -z "$twice" ] ||
+        { echo "error: $1: expected each word once, got \"${*:2}\"" >&2 && exit 2; }
 }
 readable() { # NAME FILE: die unless the file, if one is named, can be read
     [ -z "$2" ] || { [ -f "$2" ] && [ -r "$2" ]; } ||
         { echo "error: $1: expected a file that can be read, got \"$2\"" >&2 && exit 3; }
 }
 for seed in $SEEDS; do number SEEDS "$seed"; done
-if [ -n "$(printf '%s\n' $SEEDS | sort | uniq -d)" ]; then
-    echo "error: SEEDS: expected each seed once, got \"$SEEDS\"" >&2 && exit 2
-fi
-number STEPS "$STEPS" && number THIN "$THIN" && number S "${S:-1}"
-number SAVE_EVERY "$SAVE_EVERY"
+once SEEDS $SEEDS
+number STEPS "$STEPS" 1 && number THIN "$THIN" 1 && number S "${S:-1}"
+number SAVE_EVERY "$SAVE_EVERY" 1
 [[ $JOBS =~ ^[1-9][0-9]{0,2}$ ]] ||
     { echo "error: JOBS: expected 1 to 999, got \"$JOBS\"" >&2 && exit 2; }
 failed=0 labels=() curves=() panels_of=()
-mkdir -p "$FIGURES/data" "$RUNS/$FIGURE" || exit 3
+for dir in "$FIGURES/data" "$RUNS/$FIGURE"; do
+    mkdir -p "$dir" 2>/dev/null ||
+        { echo "error: FIGURES, RUNS: cannot make the directory $dir" >&2 && exit 3; }
+done
 
 # A slot for each job: a line in a pipe, taken by who runs and put back at the end. Of jobs beside
 # each other, each is a process group, to which Ctrl-C is passed on.
-work=$(mktemp -d)
+work=$(mktemp -d 2>/dev/null) ||
+    { echo "error: TMPDIR: cannot make a directory in ${TMPDIR:-/tmp}" >&2 && exit 3; }
 trap 'rm -rf "$work"' EXIT
 mkfifo "$work/slots" && exec 3<>"$work/slots" || exit 3
 for ((slot = 0; slot < JOBS; slot++)); do echo $slot >&3; done

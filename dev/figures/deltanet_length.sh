@@ -5,7 +5,8 @@
 FIGURE=deltanet_length STEPS=${STEPS:-30} THIN=1 TRAINER=${TRAINER:-./train_deltanet_gpu}
 TOKENS=${TOKENS:-65536} SIZES=${SIZES:-64 128 256 512 1024 2048 4096 8192 16384 32768 65536}
 . "$(dirname "$0")/common.sh"
-number TOKENS "$TOKENS"
+once SIZES $SIZES
+for T in $SIZES; do number SIZES "$T" 1 && number TOKENS "$TOKENS" "$T"; done
 
 table=$FIGURES/data/$FIGURE.csv
 # measure T: a row of the table: the median time of a step after a third of them, and memory
@@ -31,7 +32,7 @@ if [ -z "$DRAW_ONLY" ]; then
     fi
     echo "T (B T = $TOKENS),Time of a step (ms),Memory (MiB)" >"$work/table"
     for T in $SIZES; do
-        number SIZES "$T" && measure "$T" || failed=$((failed + 1))
+        measure "$T" || failed=$((failed + 1))
     done
     cp "$work/table" "$table"
 fi

@@ -11,7 +11,7 @@ FIGURE=deltanet_modular STEPS=${STEPS:-100000} THIN=${THIN:-1000} SAVE_EVERY=${S
 TRAINER=${TRAINER:-./train_deltanet_gpu} LENGTHS="--eval-min-length 3" LARGE=${LARGE:-1024}
 MAMBA=${MAMBA:-./train_mamba_gpu}
 . "$(dirname "$0")/common.sh"
-number LARGE "$LARGE"
+number LARGE "$LARGE" 1
 
 length=(--steps "$STEPS" --warmup $((STEPS / 10)))
 all=$SEEDS

@@ -44,7 +44,9 @@ for model in $MODELS; do
     [[ " "$all_models" " =~ [[:space:]]$model[[:space:]] ]] ||
         { echo "error: MODELS: expected some of" $all_models", got \"$model\"" >&2 && exit 2; }
 done
-for width in ${CHANNELS:-64}; do number CHANNELS "$width"; done
+for width in ${CHANNELS:-64}; do number CHANNELS "$width" 1; done
+once MODELS $MODELS && once CHANNELS ${CHANNELS-} && once RATES ${RATES-} && once SIZES ${SIZES-}
+once TASKS ${TASKS-}
 
 # model NAME C HS: trainer, shape = its trainer and options at this width; HS: the size of a head,
 # of which GateLoop has one channel each; 0: as in the table. CausalRN's fast kernels have H to 384.
@@ -101,6 +103,8 @@ recall() {
 # picture of what dev/recall.py calls X and Y, from data/FIGURE.csv; CHECK, a function; exit.
 recalled() {
     ended
+    compgen -G "$FIGURES/data/$FIGURE-*-seed*.csv" >/dev/null ||
+        { echo "$FIGURE: no data, nothing to draw" && exit 1; }
     python3 dev/recall.py "$FIGURES/data/$FIGURE-"*-seed*.csv --x "$1" --y "$2" \
         --tsv "$FIGURES/data/$FIGURE.tsv" --csv "$FIGURES/data/$FIGURE.csv" &&
         python3 dev/plot.py "$FIGURES/data/$FIGURE.csv" --columns --svg --optional \

@@ -12,11 +12,15 @@ FIGURE=mqar STEPS=${STEPS:-6000} THIN=${THIN:-200} SAVE_EVERY=${SAVE_EVERY:-2000
 sizes="64:4 128:8 256:16" widths="64 128" rates="4.64e-4 2.15e-3"
 [ -z "$FULL" ] || sizes+=" 512:64" widths+=" 256 512" rates+=" 1e-4 1e-2"
 SIZES=${SIZES:-$sizes} CHANNELS=${CHANNELS:-$widths} RATES=${RATES:-$rates} TOKENS=${TOKENS:-65536}
-number TOKENS "$TOKENS"
+
+for size in $SIZES; do
+    T=${size%:*} pairs=${size#"${size%:*}"}
+    number SIZES=T:pairs "$T" 1 && number SIZES=T:pairs "${pairs#:}" 1
+    number TOKENS "$TOKENS" "$T"
+done
 
 for size in $SIZES; do
     T=${size%:*} pairs=${size#*:}
-    number SIZES "$T" && number SIZES "$pairs"
     for C in $CHANNELS; do
         for lr in $RATES; do
             recall "$(printf t%04dp%d "$T" "$pairs")" "$C" "$lr" --task mqar --vocab-size 0 \

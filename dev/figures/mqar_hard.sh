@@ -13,7 +13,7 @@ SEEDS=${SEEDS:-1 2 3}
 . "$(dirname "$0")/models.sh"
 CHANNELS=${CHANNELS:-64 128} RATES=${RATES:-4.64e-4 2.15e-3} TOKENS=${TOKENS:-65536}
 PAIRS=${PAIRS:-80} T=${T:-512}
-number TOKENS "$TOKENS" && number PAIRS "$PAIRS" && number T "$T"
+number T "$T" 1 && number PAIRS "$PAIRS" 1 && number TOKENS "$TOKENS" "$T"
 problem=$(printf t%04dp%d "$T" "$PAIRS")
 
 # hard C LR: MODELS at this width and rate

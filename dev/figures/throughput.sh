@@ -9,8 +9,8 @@ FIGURE=throughput STEPS=${STEPS:-12} THIN=1 TOKENS=${TOKENS:-65536}
 . "$(dirname "$0")/models.sh"
 C=${CHANNELS:-$([ -z "$FULL" ] && echo 384 || echo 768)} HEAD=${HEAD:-128}
 SIZES=${SIZES:-512 1024 2048 4096 8192 16384 32768 65536}
-number TOKENS "$TOKENS" && number CHANNELS "$C" && number HEAD "$HEAD"
-for T in $SIZES; do number SIZES "$T"; done
+number CHANNELS "$C" && number HEAD "$HEAD"
+for T in $SIZES; do number SIZES "$T" 1 && number TOKENS "$TOKENS" "$T"; done
 
 table=$FIGURES/data/$FIGURE.csv
 # measure NAME T: a row of the table; ms = the step's, 1e9 where there is none. Where the T before

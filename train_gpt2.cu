@@ -21,7 +21,7 @@
 // A step is one CUDA graph without a host in it: the host makes the next batch meanwhile, and reads
 // loss, norm and predictions of the step before. Only --accumulate N waits between its batches. No
 // float is added atomically: same bits every time. The residual is added in the epilogue of the
-// matrix product before it: a kernel that adds and normalizes would move as many bytes.
+// matrix product before it: a kernel that adds and normalizes too was no faster (BF16, C = 192).
 //
 // Sections: [mix] attention; [layers] matrix product, normalize, embedding, cross-entropy; [norm]
 // LayerNorm, GELU; [mlp] the hidden layer; [model]; [train]; [main]. [optimizer] AdamW and the sums
@@ -899,14 +899,24 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
     attention_backward_any(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, 0, stream);
 }
 
-// features_kernel: phi of q and k of qkv (N,3C) in their place, a warp a row, the last rows first:
-// see tile_place.
+enum { FEATURE_THREADS = 256 };
+// feature_rows: how many rows of `each` packs a block of features_kernel has.
+static __host__ __device__ inline int feature_rows(int each)
+{
+    return each < FEATURE_THREADS ? FEATURE_THREADS / each : 1;
+}
+
+// features_kernel: phi of q and k of qkv (N,3C) in their place, the last rows first: see tile_place.
+// A block has as many whole rows as its threads have packs for, at least one.
 template <int VEC> static __global__ void features_kernel(floatX *qkv, size_t N, int C)
 {
     typedef Pack<floatX, VEC> Each;
-    const size_t row = row_of_warp();
-    for (int c = threadIdx.x % WARP * VEC; c < 2 * C && row < N; c += WARP * VEC) {
-        Each *x = (Each *)(qkv + (N - 1 - row) * 3 * C + c), y = *x;
+    const int each = 2 * C / VEC, rows = feature_rows(each), r = (int)threadIdx.x / each;
+    const size_t row = blockIdx.x * (size_t)rows + r;
+    if (r >= rows || row >= N)
+        return;
+    for (int i = threadIdx.x % each; i < each; i += FEATURE_THREADS) {
+        Each *x = (Each *)(qkv + (N - 1 - row) * 3 * C) + i, y = *x;
 #pragma unroll
         for (int k = 0; k < VEC; k++)
             y.v[k] = (floatX)phi((float)y.v[k]);
@@ -923,9 +933,10 @@ static void linear_attention_forward(floatX *out, float *norm, floatX *qkv, size
                                      size_t C, size_t NH, int causal, cudaStream_t stream)
 {
     attention_fits(T, C, NH);
+    const size_t N = B * T, rows = feature_rows((int)(2 * C / (C % 8 ? 1 : 8)));
     WITH_FLAG(WIDE, C % 8 == 0,
-              LAUNCH(features_kernel<WIDE ? 8 : 1>, (B * T + ROW_WARPS - 1) / ROW_WARPS,
-                     ROW_WARPS * WARP, 0, stream, qkv, B * T, (int)C));
+              LAUNCH(features_kernel<WIDE ? 8 : 1>, (N + rows - 1) / rows, FEATURE_THREADS, 0,
+                     stream, qkv, N, (int)C));
     attention_forward_any(out, norm, qkv, B, T, C, NH, causal, 1, stream);
 }
 
@@ -1481,11 +1492,13 @@ static void gelu_backward(floatX *dx, float *dbias, float *partial, const floatX
 // [mlp] The hidden layer: products with GELU in their epilogue.
 
 #ifdef PRECISION_BF16
-// A block has SLAB of the 4C hidden channels, a warp 32 of them, whose weights stay in its
-// registers, and walks over the tokens, SLAB_ROWS at a time, the next two tiles on their way. Of
-// 32 channels lane 4g + t has 8t .. 8t+7: the order in which a warp's columns stand in the products
-// of mma is its own choice.
+// A block has SLAB of the 4C hidden channels, a warp SLAB_OWN of them, whose weights stay in its
+// registers, and walks over the tokens, SLAB_ROWS at a time, the next two tiles on their way. Lane
+// 4g + t has SLAB_LANE channels from SLAB_LANE t on: the order in which a warp's columns stand in
+// the products of mma is its own choice. 24 warps of 16 channels, which fit too, take a fifth longer
+// than 12 of 32: they store 32 bytes of a row at a time and read every tile twice as often.
 enum { SLAB = 128, SLAB_WARPS = 4, SLAB_ROWS = 32, SLAB_STAGES = 3, SLAB_BLOCKS = 3 };
+enum { SLAB_OWN = SLAB / SLAB_WARPS, SLAB_LANE = SLAB_OWN / 4, SLAB_N = SLAB_OWN / 8 };
 
 // slab_bytes: shared memory of a block of hidden_kernel.
 static size_t slab_bytes(int C, int BACKWARD)
@@ -1501,89 +1514,108 @@ static size_t slab_slots(size_t N, size_t C)
     return std::min({slots, (N + 4 * SLAB_ROWS - 1) / (4 * SLAB_ROWS), (size_t)COLUMN_SLICES});
 }
 
-// slab_weights: this lane's part of a warp's 32 columns from `column` of weight, (4C,C) or,
+// slab_weights: this lane's part of a warp's SLAB_OWN columns from `column` of weight, (4C,C) or,
 // BACKWARD, (C,4C), as b of mma.
 template <int C, int BACKWARD>
-static __device__ inline void slab_weights(uint32_t b[C / 16][4][2], const floatX *weight,
+static __device__ inline void slab_weights(uint32_t b[C / 16][SLAB_N][2], const floatX *weight,
                                            int column)
 {
+    typedef Pack<uint32_t, SLAB_N> Columns;
     const int n = threadIdx.x % WARP / 4, k = threadIdx.x % 4 * 2;
-    column += n / 2 * 8;
+    column += n / 2 * SLAB_LANE;
 #pragma unroll
     for (int i = 0; i < C / 8; i++) {
-        if (BACKWARD) { // of eight columns in two rows every second one
-            const uint4 p = *(const uint4 *)(weight + (size_t)(8 * i + k) * 4 * C + column);
-            const uint4 q = *(const uint4 *)(weight + (size_t)(8 * i + k + 1) * 4 * C + column);
-            const uint32_t x[] = {p.x, p.y, p.z, p.w}, y[] = {q.x, q.y, q.z, q.w};
+        if (BACKWARD) { // of a lane's columns in two rows every second one
+            const Columns x = *(const Columns *)(weight + (size_t)(8 * i + k) * 4 * C + column);
+            const Columns y = *(const Columns *)(weight + (size_t)(8 * i + k + 1) * 4 * C + column);
 #pragma unroll
-            for (int j = 0; j < 4; j++)
-                b[i / 2][j][i % 2] = n % 2 ? x[j] >> 16 | (y[j] & 0xffff0000)
-                                           : (x[j] & 0xffff) | y[j] << 16;
+            for (int j = 0; j < SLAB_N; j++)
+                b[i / 2][j][i % 2] = n % 2 ? x.v[j] >> 16 | (y.v[j] & 0xffff0000)
+                                           : (x.v[j] & 0xffff) | y.v[j] << 16;
         } else
 #pragma unroll
-            for (int j = 0; j < 4; j++)
+            for (int j = 0; j < SLAB_N; j++)
                 b[i / 2][j][i % 2] = *(const uint32_t *)(
                     weight + (size_t)(column + 2 * j + n % 2) * C + 8 * i + k);
     }
 }
 
-// gelu_slope: gelu'(x), error at most 1e-5: 1/400 of what bf16 may be off by. The erf form is p +
-// x exp(-x^2/2) / sqrt(2 pi), p = 1 / (1 + 2^y), y fitted as in gelu, with fewer terms.
+// normal_cdf: the normal distribution function, error at most 1.4e-5 at every x; of NaN 0. It is
+// 0.5 + x q(x^2), cut off below 0 and above 1; q is a minimax fit for |x| <= 4.2, and beyond, the
+// highest power takes the sum past 0 or 1. It leaves the special-function unit, which does an
+// eighth as much a clock, to others.
+static __device__ inline float normal_cdf(float x)
+{
+    const float q[] = {0.398907453f, -0.0663603693f, 9.83013026e-3f, -1.11414806e-3f,
+                       9.45744177e-5f, -5.76077127e-6f, 2.34367533e-7f, -5.63332136e-9f,
+                       5.99807287e-11f};
+    const float square = x * x;
+    float y = q[8];
+#pragma unroll
+    for (int i = 7; i >= 0; i--)
+        y = fmaf(y, square, q[i]);
+    return __saturatef(fmaf(y, x, 0.5f));
+}
+
+// gelu_fast: gelu(x), error at most 1.4e-5 max(1, |x|): 1/140 of what bf16 may be off by at 1.
+template <int TANH> static __device__ inline float gelu_fast(float x)
+{
+    float slope;
+    return TANH ? gelu<1>(x, &slope) : x * normal_cdf(x);
+}
+
+// gelu_slope: gelu'(x), error at most 1.5e-5; of the erf form p + x exp(-x^2/2) / sqrt(2 pi), p
+// the normal distribution function.
 template <int TANH> static __device__ inline float gelu_slope(float x)
 {
-    const float square = x * x, s = fminf(square, 36);
     float slope;
     if (TANH) {
         gelu<1>(x, &slope);
         return slope;
     }
-    const float y = fmaf(fmaf(fmaf(3.96921507e-5f, s, 5.59510723e-4f), s, -0.105448408f), s,
-                         -2.30202379f);
-    const float density = exp2_fast(fmaf(square, -0.5f * LOG2E, -1.32574806f));
-    return fmaf(x, density, reciprocal(1 + exp2_fast(x * y)));
+    return fmaf(x, exp2_fast(fmaf(x * x, -0.5f * LOG2E, -1.32574806f)), normal_cdf(x));
 }
 
-// hidden_rows: eight channels of one token, whose products c has in its rows 0-7 or, half, 8-15:
-// y = c + each, g = gelu(y) or, BACKWARD, y = c gelu'(h), each += y; stored if `inside`.
+// hidden_rows: a lane's channels of one token, whose products, begun with the bias, c has in its
+// rows 0-7 or, half, 8-15: y = c, g = gelu(y) or, BACKWARD, y = c gelu'(h), sum += y; stored if
+// `inside`.
 template <int TANH, int BACKWARD>
-static __device__ inline void hidden_rows(floatX *y, floatX *g, float each[8], const float c[4][4],
-                                          const floatX *h, int half, bool inside)
+static __device__ inline void hidden_rows(floatX *y, floatX *g, float sum[SLAB_LANE],
+                                          const float c[SLAB_N][4], const floatX *h, int half,
+                                          bool inside)
 {
-    Pack<floatX, 8> in;
-    uint4 out, active;
-    uint32_t *to = &out.x, *to_g = &active.x;
+    typedef Pack<uint32_t, SLAB_N> Pairs;
+    Pack<floatX, SLAB_LANE> in;
+    Pairs out, active;
     if (BACKWARD)
-        in = *(const Pack<floatX, 8> *)h;
+        in = *(const Pack<floatX, SLAB_LANE> *)h;
 #pragma unroll
-    for (int k = 0; k < 4; k++) {
-        float v[2], slope;
+    for (int k = 0; k < SLAB_N; k++) {
+        float v[2] = {c[k][2 * half], c[k][2 * half + 1]};
 #pragma unroll
-        for (int i = 0; i < 2; i++) {
-            v[i] = c[k][2 * half + i];
-            v[i] = BACKWARD ? v[i] * gelu_slope<TANH>((float)in.v[2 * k + i])
-                            : v[i] + each[2 * k + i];
-            if (BACKWARD)
-                each[2 * k + i] += v[i];
+        for (int i = 0; BACKWARD && i < 2; i++) {
+            v[i] *= gelu_slope<TANH>((float)in.v[2 * k + i]);
+            sum[2 * k + i] += v[i];
         }
-        to[k] = pack2(v[0], v[1]);
+        out.v[k] = pack2(v[0], v[1]);
         if (!BACKWARD)
-            to_g[k] = pack2(gelu<TANH>(v[0], &slope), gelu<TANH>(v[1], &slope));
+            active.v[k] = pack2(gelu_fast<TANH>(v[0]), gelu_fast<TANH>(v[1]));
     }
     if (inside)
-        *(uint4 *)y = out;
+        *(Pairs *)y = out;
     if (inside && !BACKWARD)
-        *(uint4 *)g = active;
+        *(Pairs *)g = active;
 }
 
-// hidden_sums: partial, the place of this lane's eight columns, = the warp's sums of them.
-static __device__ inline void hidden_sums(float *partial, float each[8])
+// hidden_sums: partial, the place of this lane's columns, = the warp's sums of them.
+static __device__ inline void hidden_sums(float *partial, float sum[SLAB_LANE])
 {
 #pragma unroll
-    for (int k = 0; k < 8; k++) {
+    for (int k = 0; k < SLAB_LANE; k++) {
         for (int other = 4; other < WARP; other *= 2)
-            each[k] += __shfl_xor_sync(~0u, each[k], other);
+            sum[k] += __shfl_xor_sync(~0u, sum[k], other);
         if (threadIdx.x % WARP < 4)
-            partial[k] = each[k];
+            partial[k] = sum[k];
     }
 }
 
@@ -1600,9 +1632,10 @@ static __global__ void __launch_bounds__(SLAB_WARPS * WARP, SLAB_BLOCKS)
     __shared__ float sums[SLAB_WARPS][WARP];
     const int lane = threadIdx.x % WARP, warp = threadIdx.x / WARP;
     const int slab = blockIdx.x % (H / SLAB), slot = blockIdx.x / (H / SLAB);
-    const int column = slab * SLAB + warp * WARP + lane % 4 * 8; // the first of this lane's eight
-    uint32_t b[C / 16][4][2];
-    float each[8], x_sum = 0; // of the lane's columns the bias or, BACKWARD, the sums
+    const int own = warp * SLAB_OWN + lane % 4 * SLAB_LANE; // the first of this lane's columns
+    const int column = slab * SLAB + own;
+    uint32_t b[C / 16][SLAB_N][2];
+    float start[SLAB_N][2] = {}, sum[SLAB_LANE] = {}, x_sum = 0; // sum: of these columns of dh
     const auto fetch = [=](int i) {
         const int row = (slot + i * slots) * SLAB_ROWS;
         floatX *to = tiles + i % SLAB_STAGES * STAGE;
@@ -1613,12 +1646,12 @@ static __global__ void __launch_bounds__(SLAB_WARPS * WARP, SLAB_BLOCKS)
         }
         copy_commit();
     };
-    slab_weights<C, BACKWARD>(b, w, column - lane % 4 * 8);
+    slab_weights<C, BACKWARD>(b, w, slab * SLAB + warp * SLAB_OWN);
     fetch(0);
     fetch(1);
 #pragma unroll
-    for (int k = 0; k < 8; k++)
-        each[k] = BACKWARD ? 0 : (float)bias[column + k];
+    for (int k = 0; !BACKWARD && k < SLAB_LANE; k++)
+        start[k / 2][k % 2] = (float)bias[column + k];
     for (int i = 0; (slot + i * slots) * SLAB_ROWS < N; i++) {
         const floatX *tile = tiles + i % SLAB_STAGES * STAGE;
         const int first = (slot + i * slots) * SLAB_ROWS;
@@ -1627,12 +1660,15 @@ static __global__ void __launch_bounds__(SLAB_WARPS * WARP, SLAB_BLOCKS)
         fetch(i + 2);
 #pragma unroll 1
         for (int m = 0; m < SLAB_ROWS; m += 16) {
-            float c[4][4] = {};
+            float c[SLAB_N][4];
+#pragma unroll
+            for (int k = 0; k < 4 * SLAB_N; k++)
+                c[k / 4][k % 4] = start[k / 4][k % 2];
 #pragma unroll
             for (int k = 0; k < C / 16; k++) {
                 const uint4 a = ldmatrix<0>(tile + row_at(lane, LD) + m * LD + 16 * k);
 #pragma unroll
-                for (int j = 0; j < 4; j++)
+                for (int j = 0; j < SLAB_N; j++)
                     mma(c[j], a, b[k][j][0], b[k][j][1]);
             }
 #pragma unroll
@@ -1640,22 +1676,23 @@ static __global__ void __launch_bounds__(SLAB_WARPS * WARP, SLAB_BLOCKS)
                 const int row = m + 8 * half + lane / 4;
                 const bool inside = first + row < N;
                 const size_t at = (size_t)(first + row) * H + column;
-                const floatX *in = tile + H_AT + row * H_LD + warp * WARP + lane % 4 * 8;
-                hidden_rows<TANH, BACKWARD>(y + at, g + at, each, c, in, half, inside);
+                const floatX *in = tile + H_AT + row * H_LD + own;
+                hidden_rows<TANH, BACKWARD>(y + at, g + at, sum, c, in, half, inside);
             }
         }
         if (BACKWARD)
 #pragma unroll
-            for (int k = warp; k < SLAB_ROWS; k += SLAB_WARPS)
-                x_sum += (float)tile[k * LD + slab * WARP + lane];
+            for (int k = 0; k < SLAB_ROWS; k += SLAB_WARPS)
+                x_sum += (float)tile[(k + warp) * LD + slab * WARP + lane];
     }
     if (BACKWARD) {
-        hidden_sums(partial + (size_t)slot * H + column, each);
+        hidden_sums(partial + (size_t)slot * H + column, sum);
         sums[warp][lane] = x_sum;
         __syncthreads();
+        for (int k = 1; k < SLAB_WARPS; k++)
+            x_sum += sums[k][lane];
         if (warp == 0)
-            partial[(size_t)slots * H + slot * C + slab * WARP + lane] =
-                sums[0][lane] + sums[1][lane] + sums[2][lane] + sums[3][lane];
+            partial[(size_t)slots * H + slot * C + slab * WARP + lane] = x_sum;
     }
 }
 
@@ -1676,13 +1713,13 @@ static void hidden_launch(floatX *y, floatX *g, float *partial, const floatX *x,
     case 192: HIDDEN(192);
     }
 }
-#endif
 
-// hidden_fused: whether hidden_kernel takes N rows of C channels; it exists in BF16 alone.
+// hidden_fused: whether hidden_kernel takes N rows of C channels.
 static int hidden_fused(size_t N, size_t C)
 {
-    return sizeof(floatX) == 2 && (C == 64 || C == 128 || C == 192) && N < 1 << 30;
+    return (C == 64 || C == 128 || C == 192) && N < 1 << 30;
 }
+#endif
 
 // hidden_forward: h (N,4C) = inp (N,C) weight (4C,C)^T + bias (4C), g (N,4C) = gelu of h, in its
 // tanh form or its erf form.

@@ -26,7 +26,8 @@ static inline size_t slices_of(size_t N, size_t size)
 
 // A sum over slices: out += the sum over slices of partial (slices,n), in order; out has n elements
 // in parts of `part`, whose starts are `step` apart. rest_out (rest) += the same of
-// (rest_slices,rest), which follows partial.
+// (rest_slices,rest), which follows partial. n + rest < 2^32: a division of 64 bits takes longer
+// than the sum.
 typedef struct {
     float *out, *rest_out;
     const float *partial;
@@ -34,19 +35,27 @@ typedef struct {
     int slices, rest_slices;
 } SlicesSum;
 
-// slices_element: element i of a sum, if it has as many.
-static __device__ inline void slices_element(SlicesSum s, size_t i)
+// slices_element: element i of a sum, if it has as many. SLICES loads are under way at a time, also
+// where there are no more slices: a loop over `count` alone would wait for each.
+static __device__ inline void slices_element(SlicesSum s, uint32_t i)
 {
+    const uint32_t part = (uint32_t)s.part;
     const int count = i < s.n ? s.slices : s.rest_slices;
     const size_t pitch = i < s.n ? s.n : s.rest;
     float sum = 0;
     if (i >= s.n + s.rest)
         return;
     const float *partial = s.partial + (i < s.n ? i : s.slices * s.n + i - s.n);
-#pragma unroll 32
-    for (int k = 0; k < count; k++)
-        sum += partial[k * pitch];
-    *(i < s.n ? s.out + i / s.part * s.step + i % s.part : s.rest_out + i - s.n) += sum;
+    for (int first = 0; first < count; first += SLICES) {
+        float each[SLICES];
+#pragma unroll
+        for (int k = 0; k < SLICES; k++)
+            each[k] = first + k < count ? partial[(first + k) * pitch] : 0;
+#pragma unroll
+        for (int k = 0; k < SLICES; k++)
+            sum += each[k];
+    }
+    *(i < s.n ? s.out + i / part * s.step + i % part : s.rest_out + i - s.n) += sum;
 }
 
 // slices_sum_kernel: see SlicesSum.
@@ -55,7 +64,7 @@ static __global__ void slices_sum_kernel(float *out, float *rest_out, const floa
                                          size_t part, size_t step)
 {
     slices_element({out, rest_out, partial, n, rest, part, step, slices, rest_slices},
-                   blockIdx.x * (size_t)blockDim.x + threadIdx.x);
+                   blockIdx.x * blockDim.x + threadIdx.x);
 }
 
 // Sums that wait to be made by one launch: block first[k] is the first of sum k.
@@ -76,7 +85,7 @@ static __global__ void slices_table_kernel(const SlicesTable table)
     while (blockIdx.x >= table.first[k + 1])
         k++;
     slices_element(table.sums[k],
-                   (blockIdx.x - table.first[k]) * (size_t)SLICE_THREADS + threadIdx.x);
+                   (blockIdx.x - table.first[k]) * SLICE_THREADS + threadIdx.x);
 }
 
 // slices_wait: until slices_flush, slices_sum only takes down what is to be added up, at most
@@ -103,6 +112,8 @@ static inline void slices_sum(float *out, float *rest_out, const float *partial,
 {
     const size_t grid = (n + rest + SLICE_THREADS - 1) / SLICE_THREADS;
     SlicesTable *table = &slices_waiting.table;
+    if (n + rest > UINT32_MAX - SLICE_THREADS)
+        die(EXIT_FAIL, "slices_sum: %zu elements, expected fewer than 2^32", n + rest);
     if (!slices_waiting.wait) {
         LAUNCH(slices_sum_kernel, grid, SLICE_THREADS, 0, stream, out, rest_out, partial,
                (int)slices, n, (int)rest_slices, rest, part, step);

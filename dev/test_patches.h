@@ -1,5 +1,6 @@
-// test_patches.h: the tests of a trainer that reads images: what the first layer reads, derivatives,
-// independence, evaluations, whole runs, what is refused. Included after dev/test_model.h.
+// test_patches.h: the tests of a trainer that reads images: what the first layer reads,
+// derivatives, independence, evaluations, whole runs, what is refused. Included after
+// dev/test_model.h.
 #ifndef SEQ_DEV_TEST_PATCHES_H
 #define SEQ_DEV_TEST_PATCHES_H
 
@@ -158,8 +159,8 @@ static inline void refused_run(void *line)
         run((const char *)line);
 }
 
-// image_line: options of a run of model 0, 1, ... on a file of in_dir, in a buffer that the next call
-// uses again.
+// image_line: options of a run of model 0, 1, ... on a file of in_dir, in a buffer that the next
+// call uses again.
 static inline char *image_line(int model, const char *file, const char *rest)
 {
     static const char *const models[] = MAIN_WORDS;

@@ -11,6 +11,7 @@
 // cases that this project keeps: failures that users of other programs have reported.
 
 #include "dev/testing.h" // first: it asks for GNU extensions
+#define READS_IMAGES
 #include "dev/test_tasks.h"
 #define TESTING
 #include "train_causalrn.c"
@@ -24,6 +25,7 @@ enum { VARIANTS = 2 * 3 * 2 * 4 * 2, MAINS = 2 };
 #define CAUSAL(c) (c).mix.causal
 #define HEAD(m) (m)->params.head_w
 #include "dev/test_model.h"
+#include "dev/test_patches.h"
 
 // ------------------------------------------------------------------------------------------------
 // [tools] Variants, layers.
@@ -423,7 +425,7 @@ static void golden_sizes(const StFile *file, Config *c)
 // test_goldens: what dev/ref/causalrn.py wrote.
 static void test_goldens(void)
 {
-    goldens_check("dev/ref/causalrn_goldens", 9, 5, golden_sizes);
+    goldens_check("dev/ref/causalrn_goldens", 10, 5, golden_sizes);
 }
 
 // test_linear_model: B21: linear = quadratic with the same norm, the whole model.
@@ -526,6 +528,7 @@ static void test_convergence(void)
 static const TestRow TESTS[] = {
     LAYER_TESTS,
     MODEL_TESTS,
+    IMAGE_TESTS,
     {"psi", test_psi, 0},
     {"logcumsumexp", test_logcumsumexp, 0},
     {"log-sum-exp cases", test_lse_cases, 0},

@@ -243,7 +243,7 @@ test_every_option() {
         "eval-depth 0.5"; do
         alone --${option%% *} $([[ $option == *" "* ]] && echo "${option#* }")
     done
-    tried="$tried text val tokenizer prompt" # these need others: test_text
+    tried="$tried text val tokenizer prompt images patch" # with others: test_text, test_images
     works --batch-size 1 --string-size 2 --schedule constant --steps 2 --out every --resume
     for option in $(grep -oE '^  --[a-z0-9-]+' "$tmp/help" | tr -d ' '); do
         case " $tried " in
@@ -374,9 +374,9 @@ test_refused_texts() {
     refused 2 "--val fox: expected another file" $text fox --val fox
     works $text fox --steps 1 --out own
     for file in own/checkpoint.safetensors own/log.csv; do
-        refused 2 "$file: expected a text that is no part" $text $file --out own --force
-        refused 2 "$file: expected a text that is no part" $text $file --out own --resume
-        refused 2 "$file: expected a text that is no part" $text fox --val $file --out own --force
+        refused 2 "$file: expected a file that is no part" $text $file --out own --force
+        refused 2 "$file: expected a file that is no part" $text $file --out own --resume
+        refused 2 "$file: expected a file that is no part" $text fox --val $file --out own --force
     done
     cp fox shrinking
     "$train" $text shrinking --steps 1000000 --save-every 1 --out shrunk >"$tmp/out" 2>"$tmp/err" &
@@ -423,6 +423,40 @@ test_refused_texts() {
 }
 
 # ---- state tracking
+
+# Images: half of 8 are evaluated on; a trainer that reads none does not know their options.
+test_images() {
+    local i images="--task images --causal no --layers 1 --channels 8 --$size 8 --batch-size 4"
+    if [ $arch != causalrn ] && [ $arch != gpt2 ]; then
+        refused 2 "unknown option.*--images" --images flat
+        refused 2 "--task: expected one of" --task images
+        return
+    fi
+    {
+        printf 'seqimage\1\0\0\0\4\0\0\0\4\0\0\0\1\0\0\0\2\0\0\0\0\0\0\0'
+        printf '\4\0\0\0\0\0\0\0\4\0\0\0\0\0\0\0'
+        for i in 1 2 3 4 5 6 7 8; do printf '\0\0\0\0\0\0\340\77'; done # 0.5
+        printf '\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\1\0\1\0\1\0\1'
+        for i in 1 2 3 4; do printf 'pixels of image 1PIXELS OF IMAGE'; done
+    } >flat
+    works $images --images flat --steps 3 --eval-every 2 --out images
+    has "images" "^images: flat, .*: 4 to train on, 4 to evaluate on, 4 x 4 x 1, 2 classes" \
+        "$tmp/out"
+    has "images, evaluated" "^step 2: .* loss [0-9.]+, accuracy [0-9.]+%" "$tmp/out"
+    has "images" "^RESULT task=images .*patches=4 .*accuracy=[0-9.]+ loss=[0-9.]+" "$tmp/out"
+    works $images --images flat --load images/checkpoint.safetensors --steps 0
+    works $images --$kind $other --images flat --steps 0 --dump images.dump
+    refused 2 "--task images needs --images FILE" $images
+    refused 2 "--task images: expected --causal no" --task images --images flat
+    refused 2 "--images is for --task images" $small --images flat
+    refused 2 "--patch 3: .* 4 x 4; expected a patch that divides" $images --images flat --patch 3
+    refused 2 "--sample: --task images" $images --images flat --sample 3
+    refused 2 "images/log.csv: expected a file that is no" $images --images images/log.csv \
+        --out images --force
+    refused 3 "fox: expected a file of images" $images --images fox
+    refused 3 "made with --patch 2, this run has 4" $images --images flat --patch 4 \
+        --load images/checkpoint.safetensors
+}
 
 # Every task is trained at its lengths and evaluated beyond them; what is asked of it is in its
 # checkpoint, the lengths of evaluations are not.
@@ -930,6 +964,7 @@ test_every_option
 test_refused_options
 test_text
 test_refused_texts
+test_images
 test_state_tasks
 test_steps_0
 test_dump

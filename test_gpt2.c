@@ -11,6 +11,7 @@
 // list of cases that this project keeps: failures that users of other programs have reported.
 
 #include "dev/testing.h" // first: it asks for GNU extensions
+#define READS_IMAGES
 #include "dev/test_tasks.h"
 #define TESTING
 #include "train_gpt2.c"
@@ -24,6 +25,7 @@ enum { VARIANTS = 3 * 2 * 2, MAINS = 3 };
 #define CAUSAL(c) (c).causal
 #define HEAD(m) (m)->params.head_w // NULL: tied
 #include "dev/test_model.h"
+#include "dev/test_patches.h"
 
 // ------------------------------------------------------------------------------------------------
 // [tools] Variants, one attention layer.
@@ -440,7 +442,7 @@ static void golden_sizes(const StFile *file, Config *c)
 // test_goldens: what dev/ref/gpt2.py wrote.
 static void test_goldens(void)
 {
-    goldens_check("dev/ref/gpt2_goldens", 6, 5, golden_sizes);
+    goldens_check("dev/ref/gpt2_goldens", 7, 5, golden_sizes);
 }
 
 // test_widths: B06: channels that fill no vector, B = 1 to 3: decoding = parallel, all gradients
@@ -770,6 +772,7 @@ static void test_convergence(void)
 static const TestRow TESTS[] = {
     LAYER_TESTS,
     MODEL_TESTS,
+    IMAGE_TESTS,
     {"attention, plain form", test_attention_plain, 0},
     {"attention derivatives", test_attention_derivatives, 0},
     {"attention extremes", test_attention_extremes, 0},

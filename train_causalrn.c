@@ -27,22 +27,23 @@
 //   ./train_causalrn                      copying 16 letters; --preset main: 32, `make run`
 //   ./train_causalrn --preset copy-s128   the paper's size, hours here: to compare with the GPU
 //   ./train_causalrn --task text --text FILE --sample 60   the bytes of a file, and its own
+//   ./train_causalrn --task images --images FILE --causal no --model linear   BiRN, data/images.h
 //
 // Differences from the paper and its code: eps 1e-8 is inside the root of every normalize (theirs:
 // 0, on the deviation); before the post-reduction norm each row of s is divided by a power of two,
 // which the norm undoes; warm-up starts at lr/warmup rather than 0; fp32 throughout. --model
 // quadratic --prenorm none can overflow, as the paper's would: the run then stops and says so.
 
+#define READS_IMAGES
 #include "data/tasks.h" // and with it check, log, options, rng, tensors, threads, training
 #include <tgmath.h>
 #ifdef REAL_IS_DOUBLE // the tests build this file a second time in double precision
 #define float double
 #endif
+#include "util/patches.h" // what the first layer reads
 
 // From [layers]:
 static inline float exp_ps(float x);
-static void gemm(float *out, const float *x, size_t x_row, size_t x_col, const float *y,
-                 size_t y_row, size_t y_col, size_t M, size_t N, size_t K, int accumulate);
 static void row_moments(const float *x, size_t n, float *mean, float *var);
 static void normalize_row(float *out, const float *x, size_t n);
 static void normalize_row_backward(float *dx, const float *dout, const float *x, size_t n,
@@ -763,11 +764,11 @@ typedef struct {
 } Config;
 
 typedef struct {
-    float *wte, *wpe, *right_w, *right_b, *left_w, *out_w, *out_b, *head_w;
+    float *wte, *patch_w, *cls, *wpe, *right_w, *right_b, *left_w, *out_w, *out_b, *head_w;
 } Params;
 
 typedef struct {
-    float *x, *r, *a, *b, *o, *y, *logits, *losses;
+    float *patches, *x, *r, *a, *b, *o, *y, *logits, *losses;
     Saved saved;
 } Acts;
 
@@ -804,6 +805,7 @@ static void model_plan(Model *m, const Config *config)
 {
     memset(m, 0, sizeof *m);
     m->config = *config, m->task = &TASKS[config->task];
+    const size_t patch = task_patch(m->task, &config->task_options);
     const TaskShape shape = m->task->shape(&config->task_options);
     const size_t B = m->B = (size_t)config->training.batch_size, L = m->L = (size_t)config->layers;
     const size_t T = m->T = shape.T, V = m->V = shape.V, C = m->C = (size_t)config->channels;
@@ -813,7 +815,7 @@ static void model_plan(Model *m, const Config *config)
     const double std = 0.02, out_std = 0.02 / sqrt((double)L);
     m->work_size = mix_work(P, H);
     const Tensor params[] = {
-        {"wte", {V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},
+        {"wte", {patch ? 0 : V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},
         {"wpe", {P, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wpe)},
         {"right_w", {L, H, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, right_w)},
         {"right_b", {L, H}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, right_b)},
@@ -821,6 +823,8 @@ static void model_plan(Model *m, const Config *config)
         {"out_w", {L, C, H}, INIT_NORMAL(out_std), DECAY, 1, offsetof(Params, out_w)},
         {"out_b", {L, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, out_b)},
         {"head_w", {V, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, head_w)},
+        {"patch_w", {patch ? C : 0, patch}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, patch_w)},
+        {"cls", {patch ? C : 0}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, cls)},
     };
     const Tensor acts[] = { // x[0] is the embedding; r = normalize(x); y = normalize(x[L])
         ACTIVATION("x", Acts, x, L + 1, B, T, C), ACTIVATION("r", Acts, r, L, B, T, C),
@@ -832,6 +836,7 @@ static void model_plan(Model *m, const Config *config)
         ACTIVATION("sum", Acts, saved.sum, linear, B, T, H),
         ACTIVATION("y", Acts, y, B, T, C), ACTIVATION("logits", Acts, logits, B, T, V),
         ACTIVATION("losses", Acts, losses, B, T),
+        ACTIVATION("patches", Acts, patches, patch ? B : 0, T, patch),
     };
     const Tensor dacts[] = {
         ACTIVATION("dx", Dacts, dx, B, T, C), ACTIVATION("dr", Dacts, dr, B, T, C),
@@ -878,7 +883,7 @@ static void model_forward(Model *m)
     Params p = m->params;
     Acts acts = m->acts;
     batch_check(&m->batch, m->V);
-    embed_forward(acts.x, m->batch.inputs, p.wte, p.wpe, B, T, C);
+    input_forward(acts.x, acts.patches, &m->batch, p.wte, p.patch_w, p.cls, p.wpe, C);
     for (size_t l = 0; l < L; l++) {
         Acts k = layer_acts(m, l);
         float *next = k.x + N * C; // x of the layer after
@@ -907,16 +912,15 @@ static void model_backward(Model *m)
     normalize_backward(d.dx, d.dr, acts.x + L * N * C, N, C);
     for (size_t l = L; l-- > 0;) {
         Acts k = layer_acts(m, l);
-        size_t w = l * H * C;
+        size_t w = l * H * C, h = l * H;
         matmul_backward(d.d_o, g.out_w + w, g.out_b + l * C, d.dx, k.o, p.out_w + w, N, H, C, 0);
         mix_backward(d.da, d.db, d.d_o, k.saved, k.a, k.b, d.work, m->work_size, B, T, H,
                      m->config.mix);
-        float *right_b = g.right_b + l * H;
-        matmul_backward(d.dr, g.right_w + w, right_b, d.da, k.r, p.right_w + w, N, C, H, 0);
+        matmul_backward(d.dr, g.right_w + w, g.right_b + h, d.da, k.r, p.right_w + w, N, C, H, 0);
         matmul_backward(d.dr, g.left_w + w, NULL, d.db, k.r, p.left_w + w, N, C, H, 1);
         normalize_backward(d.dx, d.dr, k.x, N, C); // adds to the residual's gradient
     }
-    embed_backward(g.wte, g.wpe, d.dx, m->batch.inputs, B, T, C);
+    input_backward(g.wte, g.patch_w, g.cls, g.wpe, d.dx, acts.patches, &m->batch, C);
 }
 
 // model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, after positions 0..t-1;
@@ -926,9 +930,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
     const size_t C = m->C, H = m->H, T = m->positions;
     const Params p = m->params;
     const Dacts d = m->dacts;
-    if (t >= T)
-        die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
-            "hint: train on longer sequences", t, T);
+    decode_check(t, T);
     embed_forward(d.dx, tokens, p.wte, p.wpe + t * C, D, 1, C);
     for (size_t l = 0; l < m->L; l++) {
         normalize_forward(d.dr, d.dx, D, C);
@@ -1154,9 +1156,7 @@ static void config_check(Config *c)
     if (mix->model == LINEAR && (mix->activation != EXP || mix->prenorm == EXACT))
         die(EXIT_USAGE, "--model linear: expected --activation exp and --prenorm approx or none: "
             "else the sum over pairs does not factor\nhint: --model quadratic takes all of them");
-    if (!mix->causal && TASKS[c->task].shape(&c->task_options).causal)
-        die(EXIT_USAGE, "--causal no: the inputs of --task %s show its targets, a bidirectional "
-            "model reads them\nhint: it is for tasks that do not", TASKS[c->task].name);
+    task_causal_check(&TASKS[c->task], &c->task_options, mix->causal);
     if (mix->model == QUADRATIC && mix->prenorm == APPROX && c->hidden > 1200)
         die(EXIT_USAGE, "--hidden %d: expected at most 1200 for --model quadratic --prenorm "
             "approx: sums reach T exp(2 sqrt(H))\nhint: --model linear has no limit", c->hidden);

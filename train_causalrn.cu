@@ -33,9 +33,10 @@
 //   ./train_causalrn_gpu --preset copy-s16 ... copy-s256, --model linear, --stop-at 0.99     Fig. 4
 // Differences from the paper: those of train_causalrn.c.
 
+#define READS_IMAGES
 #include "data/tasks.h"
 #include "util/optimizer.cuh"
-#include "util/sums.cuh" // and with it warp, cuda_training, cuda, gemm, training
+#include "util/patches.cuh" // and with it sums, warp, cuda_training, cuda, gemm, training
 
 // ------------------------------------------------------------------------------------------------
 // [mix] The layer: every position paired with every earlier one.
@@ -1517,18 +1518,18 @@ typedef struct {
 } Config;
 
 typedef struct {
-    float *wte, *wpe, *right_w, *right_b, *left_w, *out_w, *out_b, *head_w;
+    float *wte, *patch_w, *cls, *wpe, *right_w, *right_b, *left_w, *out_w, *out_b, *head_w;
 } Params;
 
 // The weights that matrix products read, in floatX: those of both sides in one matrix ab_w (L,2H,C)
 // with biases ab_b (L,2H), the left ones 0; out_w (L,C,H), head_w (Vp,C), rows from V on 0.
 typedef struct {
-    floatX *ab_w, *ab_b, *out_w, *head_w;
+    floatX *ab_w, *ab_b, *out_w, *head_w, *patch_w;
 } Copies;
 
 typedef struct {
-    float *x, *r_rstd, *y_rstd, *logits, *losses;
-    floatX *r, *a, *b, *o, *y;
+    float *x, *r_rstd, *y_rstd, *logits, *losses, *patches;
+    floatX *r, *a, *b, *o, *y, *rounded;
     Saved saved;
 } Acts;
 
@@ -1588,12 +1589,13 @@ static void model_plan(Model *m, const Config *config)
     const size_t xs = dump ? L + 1 : 1, abs = dump || linear ? L : 1;
     const size_t work = mix_scratch(B, T, H, config->mix), carry = B * ((T + tile - 1) / tile);
     const size_t eval_carry = B * T / shape.eval_T * ((shape.eval_T + tile - 1) / tile);
-    size_t partial = token_scratch(B * T, V, C);
+    const size_t patch = m->device.D = task_patch(m->task, &config->task_options);
+    size_t partial = input_scratch(B * T, V, C, patch);
     for (int k = 0; k <= 2; k++) // weight gradients: head_w, out_w, both sides
         partial = std::max(partial, weight_scratch(B * T, k ? k * H * C : V * C, k == 1 ? C : H));
     const double std = 0.02, out_std = 0.02 / sqrt((double)L);
     const Tensor params[] = {
-        {"wte", {V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},
+        {"wte", {patch ? 0 : V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},
         {"wpe", {positions, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wpe)},
         {"right_w", {L, H, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, right_w)},
         {"right_b", {L, H}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, right_b)},
@@ -1601,12 +1603,15 @@ static void model_plan(Model *m, const Config *config)
         {"out_w", {L, C, H}, INIT_NORMAL(out_std), DECAY, 1, offsetof(Params, out_w)},
         {"out_b", {L, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, out_b)},
         {"head_w", {V, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, head_w)},
+        {"patch_w", {patch ? C : 0, patch}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, patch_w)},
+        {"cls", {patch ? C : 0}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, cls)},
     };
     const DeviceTensor copies[] = {
         DEVICE("ab_w", floatX, Copies, ab_w, L, 2 * H, C),
         DEVICE("ab_b", floatX, Copies, ab_b, L, 2 * H),
         DEVICE("out_w", floatX, Copies, out_w, L, C, H),
         DEVICE("head_w", floatX, Copies, head_w, Vp, C),
+        DEVICE("patch_w", floatX, Copies, patch_w, patch ? C : 0, patch),
     };
     const DeviceTensor acts[] = { // names that the CPU has too are the same numbers
         DEVICE("x", float, Acts, x, xs, B, T, C), DEVICE("r", floatX, Acts, r, L, B, T, C),
@@ -1621,11 +1626,12 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("var_b", float, Acts, saved.vb, quadratic, B, T),
         DEVICE("pair_scale", float, Acts, saved.scale, quadratic, B, T),
         DEVICE("o_rstd", float, Acts, saved.o_rstd, quadratic, B, T),
-        DEVICE("carry", float, Acts, saved.carry, linear, carry > eval_carry ? carry : eval_carry,
-               H),
+        DEVICE("carry", float, Acts, saved.carry, linear, std::max(carry, eval_carry), H),
         DEVICE("y", floatX, Acts, y, B, T, C), DEVICE("y_rstd", float, Acts, y_rstd, B, T),
         SPACED("logits", float, Vp, 0, Acts, logits, B, T, V),
         DEVICE("losses", float, Acts, losses, B, T),
+        DEVICE("patches", float, Acts, patches, patch ? B : 0, T, patch),
+        DEVICE("rounded_patches", floatX, Acts, rounded, patch ? B : 0, T, patch),
     };
     const DeviceTensor dacts[] = {
         DEVICE("dx", floatX, Dacts, dx, B, T, C),
@@ -1655,7 +1661,7 @@ static void model_plan(Model *m, const Config *config)
     device_plan(&m->decoder_arena, "decoding state", ROWS(decoder));
 }
 
-// model_copies: which parameters have copies in floatX, and where.
+// model_copies: which parameters have copies in floatX, and where; and where patches go.
 static void model_copies(Model *m)
 {
     const size_t L = m->L, C = m->C, H = m->H;
@@ -1663,8 +1669,10 @@ static void model_copies(Model *m)
                                  {m->params.left_w, m->copies.ab_w + H * C, H * C, 2 * H * C},
                                  {m->params.right_b, m->copies.ab_b, H, 2 * H},
                                  {m->params.out_w, m->copies.out_w, L * C * H, 0},
-                                 {m->params.head_w, m->copies.head_w, m->V * C, 0}};
+                                 {m->params.head_w, m->copies.head_w, m->V * C, 0},
+                                 {m->params.patch_w, m->copies.patch_w, m->device.D * C, 0}};
     device_pieces(&m->device, ROWS(copies));
+    device_patches(&m->device, m->acts.patches);
 }
 
 // model_flops: floating-point operations of one training step, exponentials included: 6 per weight
@@ -1698,8 +1706,9 @@ static Acts layer_acts(const Model *m, size_t l)
     const size_t dump = m->config.training.dump != NULL;
     const size_t x = dump ? C : 0, ab = dump || m->config.mix.model == LINEAR ? 2 * H : 0;
     const Acts a = m->acts;
-    return {a.x + x, a.r_rstd + l * N, a.y_rstd, a.logits, a.losses, a.r + C, a.a + ab, a.b + ab,
-            a.o + H, a.y, saved_at(a.saved, l, N, m->H, m->B * ((m->T + tile - 1) / tile), 0)};
+    return {.x = a.x + x, .r_rstd = a.r_rstd + l * N, .r = a.r + C, .a = a.a + ab, .b = a.b + ab,
+            .o = a.o + H,
+            .saved = saved_at(a.saved, l, N, m->H, m->B * ((m->T + tile - 1) / tile), 0)};
 }
 
 // model_forward: fills acts, loss and the batch's predictions from its inputs and targets.
@@ -1711,7 +1720,7 @@ static void model_forward(Model *m)
     const Acts acts = m->acts;
     const Device *device = &m->device;
     cudaStream_t stream = device->stream;
-    embed_forward(acts.x, device->inputs, p.wte, p.wpe, B, T, C, stream);
+    input_forward(acts.x, acts.rounded, device, p.wte, w.patch_w, p.cls, p.wpe, B, T, C, stream);
     for (size_t l = 0; l < L; l++) {
         const Acts k = layer_acts(m, l);
         float *next = m->config.training.dump ? k.x + N * C : k.x; // x of the layer after
@@ -1753,7 +1762,8 @@ static void model_backward(Model *m)
         matmul_backward_input(d.dr, d.da, w.ab_w + 2 * i, N, C, 2 * H, stream);
         normalize_backward(d.dx, d.dr, C, k.r, k.r_rstd, N, C, 0, stream);
     }
-    embed_backward(g.wte, g.wpe, d.partial, d.dx, m->device.inputs, B, T, m->V, C, stream);
+    input_backward(g.wte, g.patch_w, g.cls, g.wpe, d.partial, d.dx, acts.rounded, &m->device, B, T,
+                   m->V, C, stream);
 }
 
 // model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, after positions 0..t-1;
@@ -1766,9 +1776,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
     const Dacts d = m->dacts;
     const Decoder *decoder = &m->decoder;
     cudaStream_t stream = m->device.stream;
-    if (t >= T)
-        die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
-            "hint: train on longer sequences", t, T);
+    decode_check(t, T);
     CUDA_CHECK(cudaMemcpyAsync(decoder->tokens, tokens, D * sizeof(int), cudaMemcpyHostToDevice,
                                stream));
     embed_forward(decoder->x, decoder->tokens, p.wte, p.wpe + t * C, D, 1, C, stream);
@@ -2144,9 +2152,7 @@ static void config_check(Config *c)
     if (mix->model == LINEAR && (mix->activation != EXP || mix->prenorm == EXACT))
         die(EXIT_USAGE, "--model linear: expected --activation exp and --prenorm approx or none: "
             "else the sum over pairs does not factor\nhint: --model quadratic takes all of them");
-    if (!mix->causal && TASKS[c->task].shape(&c->task_options).causal)
-        die(EXIT_USAGE, "--causal no: the inputs of --task %s show its targets, a bidirectional "
-            "model reads them\nhint: it is for tasks that do not", TASKS[c->task].name);
+    task_causal_check(&TASKS[c->task], &c->task_options, mix->causal);
     if (mix->model == QUADRATIC && mix->prenorm == APPROX && c->hidden > 1200)
         die(EXIT_USAGE, "--hidden %d: expected at most 1200 for --model quadratic --prenorm "
             "approx: sums reach T exp(2 sqrt(H))\nhint: --model linear has no limit", c->hidden);

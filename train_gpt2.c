@@ -22,29 +22,31 @@
 //   embeddings           N(0,0.02)                 N(0,1)                    N(0,1)
 //   head                 the token embedding       its own matrix            its own matrix
 //
-// transformer and linear-transformer are the baselines of the CausalRN paper (ICML 2024 NGSM
-// workshop), gpt2 is OpenAI's model of 2019: --init-from reads its published weights.
+// The baselines of the CausalRN paper (ICML 2024 NGSM workshop), and OpenAI's model of 2019, whose
+// published weights --init-from reads. Of images gpt2 has a head of its own.
 //
 // Letters: C channels, NH heads of size HS = C / NH; B sequences of T positions, N = B T; V
 // symbols, L layers; D sequences are decoded at once; phi(q), phi(k) are the papers' features.
-// Sections: [mix] attention, softmax and linear; [norm], [block] LayerNorm, GELU; [layers] matrix
-// product, embedding, cross-entropy; [optimizer] AdamW; [model] tensors, forward, backward,
-// decoding, published weights; [train] the loop; [main] start.
+// Sections: [mix] attention; [norm], [block] LayerNorm, GELU; [layers] matrix product, embedding,
+// cross-entropy; [optimizer] AdamW; [model] tensors, forward, backward, decoding; [train]; [main].
 //
 // On two CPU cores (the paper's figures: train_gpt2.cu):
 //   ./train_gpt2                              copying 16 letters; --model linear-transformer
 //   ./train_gpt2 --preset copy-s128           the paper's size, hours here: for the GPU
 //   ./train_gpt2 --task text --text FILE --sample 60       the bytes of a file, and its own
+//   ./train_gpt2 --task images --images FILE --causal no   its images: data/images.h
 //
 // Differences from the papers: no dropout; the positions of gpt2 start as N(0,0.02), theirs as
 // N(0,0.01); warm-up starts at lr/warmup rather than 0; fp32 throughout.
 
+#define READS_IMAGES
 #include "data/tasks.h" // and with it check, log, options, rng, tensors, threads, training
 #include "util/published.h"
 #include <tgmath.h>
 #ifdef REAL_IS_DOUBLE // the tests build this file a second time in double precision
 #define float double
 #endif
+#include "util/patches.h" // what the first layer reads
 
 // From [layers]:
 static inline float exp_ps(float x);
@@ -774,11 +776,11 @@ typedef struct {
 
 typedef struct {
     float *wte, *wpe, *ln1_w, *ln1_b, *qkv_w, *qkv_b, *proj_w, *proj_b, *ln2_w, *ln2_b;
-    float *fc_w, *fc_b, *out_w, *out_b, *lnf_w, *lnf_b, *head_w;
+    float *patch_w, *cls, *fc_w, *fc_b, *out_w, *out_b, *lnf_w, *lnf_b, *head_w;
 } Params;
 
 typedef struct {
-    float *x, *r1, *qkv, *lse, *norm, *o, *mid, *r2, *h, *g, *y, *logits, *losses;
+    float *x, *r1, *qkv, *lse, *norm, *o, *mid, *r2, *h, *g, *y, *logits, *losses, *patches;
 } Acts;
 
 // Gradients of one layer's activations, used again by every layer, and scratch.
@@ -816,16 +818,17 @@ static const char *model_name(const Config *c)
 
 #define ROWS(table) table, sizeof(table) / sizeof *(table), sizeof(float)
 
-// params_plan: the table of parameters. A tensor whose first dimension is 0 does not exist: what is
-// learned in gpt2's norms, the biases of its attention, and the head, which is tied to wte.
-static void params_plan(Model *m)
+// params_plan: the table of parameters; patch: numbers of a patch, 0: tokens. A tensor whose first
+// dimension is 0 does not exist: gpt2's alone are what norms learn and attention's biases, tokens'
+// alone wte and a head that is tied to it.
+static void params_plan(Model *m, size_t patch)
 {
     const size_t L = m->L, C = m->C, V = m->V, gpt2 = m->config.model == GPT2;
-    const size_t L_gpt2 = gpt2 ? L : 0, C_gpt2 = gpt2 ? C : 0, V_head = gpt2 ? 0 : V;
+    const size_t L_gpt2 = gpt2 ? L : 0, C_gpt2 = gpt2 ? C : 0, V_head = gpt2 && !patch ? 0 : V;
     const double std = 0.02, out_std = 0.02 / sqrt(2 * (double)L), embed_std = gpt2 ? 0.02 : 1;
     const int decay = gpt2 ? DECAY : NO_DECAY; // the tied embedding is a matrix like others
     const Tensor params[] = {
-        {"wte", {V, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wte)},
+        {"wte", {patch ? 0 : V, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wte)},
         {"wpe", {m->positions, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wpe)},
         {"ln1_w", {L_gpt2, C}, INIT_ONE, NO_DECAY, 1, offsetof(Params, ln1_w)},
         {"ln1_b", {L_gpt2, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, ln1_b)},
@@ -842,6 +845,8 @@ static void params_plan(Model *m)
         {"lnf_w", {C_gpt2}, INIT_ONE, NO_DECAY, 1, offsetof(Params, lnf_w)},
         {"lnf_b", {C_gpt2}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, lnf_b)},
         {"head_w", {V_head, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, head_w)},
+        {"patch_w", {patch ? C : 0, patch}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, patch_w)},
+        {"cls", {patch ? C : 0}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, cls)},
     };
     weights_plan(&m->weights, ROWS(params));
 }
@@ -850,14 +855,14 @@ static void params_plan(Model *m)
 static void model_plan(Model *m, const Config *config)
 {
     memset(m, 0, sizeof *m);
-    m->config = *config;
-    m->task = &TASKS[config->task];
+    m->config = *config, m->task = &TASKS[config->task];
     const TaskShape shape = m->task->shape(&config->task_options);
     const size_t B = m->B = (size_t)config->training.batch_size, L = m->L = (size_t)config->layers;
     const size_t T = m->T = shape.T, V = m->V = shape.V, C = m->C = (size_t)config->channels;
     const size_t NH = m->NH = (size_t)config->heads, P = m->positions = task_longest(shape);
     const size_t D = m->decode_B = !config->causal ? 0 : B < 32 ? B : 32, HS = C / NH;
     const size_t linear = config->model == LINEAR ? L : 0, softmax = L - linear;
+    const size_t patch = task_patch(m->task, &config->task_options);
     const Tensor acts[] = { // x[0] is the embedding; mid: between attention and MLP; y = norm(x[L])
         ACTIVATION("x", Acts, x, L + 1, B, T, C), ACTIVATION("r1", Acts, r1, L, B, T, C),
         ACTIVATION("qkv", Acts, qkv, L, B, T, 3 * C),
@@ -867,6 +872,7 @@ static void model_plan(Model *m, const Config *config)
         ACTIVATION("r2", Acts, r2, L, B, T, C), ACTIVATION("h", Acts, h, L, B, T, 4 * C),
         ACTIVATION("g", Acts, g, L, B, T, 4 * C), ACTIVATION("y", Acts, y, B, T, C),
         ACTIVATION("logits", Acts, logits, B, T, V), ACTIVATION("losses", Acts, losses, B, T),
+        ACTIVATION("patches", Acts, patches, patch ? B : 0, T, patch),
     };
     const Tensor dacts[] = {
         ACTIVATION("dx", Dacts, dx, B, T, C), ACTIVATION("dr", Dacts, dr, B, T, C),
@@ -878,7 +884,7 @@ static void model_plan(Model *m, const Config *config)
         ACTIVATION("cache", State, cache, D ? softmax : 0, D, P, 2 * C),
         ACTIVATION("state", State, state, D ? linear : 0, D, NH, state_size(HS)),
     };
-    params_plan(m);
+    params_plan(m, patch);
     arena_plan(&m->acts_arena, "activations", ROWS(acts));
     arena_plan(&m->dacts_arena, "activation gradients", ROWS(dacts));
     arena_plan(&m->state_arena, "decoding state", ROWS(state));
@@ -931,7 +937,7 @@ static void model_forward(Model *m)
     Params all = m->params;
     Acts acts = m->acts;
     batch_check(&m->batch, m->V);
-    embed_forward(acts.x, m->batch.inputs, all.wte, all.wpe, B, T, C);
+    input_forward(acts.x, acts.patches, &m->batch, all.wte, all.patch_w, all.cls, all.wpe, C);
     for (size_t l = 0; l < L; l++) {
         Acts k = layer_acts(m, l);
         Params p = layer_params(&m->params, l, C);
@@ -951,7 +957,7 @@ static void model_forward(Model *m)
         matmul_forward(next, k.g, p.out_w, p.out_b, N, 4 * C, C, 1);
     }
     norm_forward(acts.y, acts.x + L * N * C, all.lnf_w, all.lnf_b, N, C);
-    matmul_forward(acts.logits, acts.y, gpt2 ? all.wte : all.head_w, NULL, N, C, m->V, 0);
+    matmul_forward(acts.logits, acts.y, all.head_w ? all.head_w : all.wte, NULL, N, C, m->V, 0);
     m->loss = crossentropy(acts.losses, m->batch.predictions, m->dacts.dlogits, acts.logits,
                            m->batch.targets, N, m->V);
 }
@@ -964,8 +970,8 @@ static void model_backward(Model *m)
     Params all = m->params, sums = m->grads;
     Acts acts = m->acts;
     Dacts d = m->dacts;
-    matmul_backward(d.dr, gpt2 ? sums.wte : sums.head_w, NULL, d.dlogits, acts.y,
-                    gpt2 ? all.wte : all.head_w, N, C, m->V, 0);
+    matmul_backward(d.dr, all.head_w ? sums.head_w : sums.wte, NULL, d.dlogits, acts.y,
+                    all.head_w ? all.head_w : all.wte, N, C, m->V, 0);
     memset(d.dx, 0, N * C * sizeof(float));
     norm_backward(d.dx, sums.lnf_w, sums.lnf_b, d.dr, acts.x + L * N * C, all.lnf_w, N, C);
     for (size_t l = L; l-- > 0;) {
@@ -984,7 +990,7 @@ static void model_backward(Model *m)
         matmul_backward(d.dr, g.qkv_w, g.qkv_b, d.dqkv, k.r1, p.qkv_w, N, C, 3 * C, 0);
         norm_backward(d.dx, g.ln1_w, g.ln1_b, d.dr, k.x, p.ln1_w, N, C);
     }
-    embed_backward(sums.wte, sums.wpe, d.dx, m->batch.inputs, B, T, C);
+    input_backward(sums.wte, sums.patch_w, sums.cls, sums.wpe, d.dx, acts.patches, &m->batch, C);
 }
 
 // model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, after positions 0..t-1;
@@ -995,9 +1001,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
     const int gpt2 = m->config.model == GPT2;
     const Params all = m->params;
     const Dacts d = m->dacts;
-    if (t >= T)
-        die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
-            "hint: train on longer sequences", t, T);
+    decode_check(t, T);
     embed_forward(d.dx, tokens, all.wte, all.wpe + t * C, D, 1, C);
     for (size_t l = 0; l < m->L; l++) {
         const Params p = layer_params(&m->params, l, C);
@@ -1246,9 +1250,7 @@ static void config_check(const Config *c)
         die(EXIT_USAGE, "--channels %d: expected a multiple of --heads %d: every head has as many "
             "channels\nhint: --heads %d --channels %d", c->channels, c->heads, c->heads,
             (c->channels / c->heads + 1) * c->heads);
-    if (!c->causal && TASKS[c->task].shape(&c->task_options).causal)
-        die(EXIT_USAGE, "--causal no: the inputs of --task %s show its targets, a bidirectional "
-            "model reads them\nhint: it is for tasks that do not", TASKS[c->task].name);
+    task_causal_check(&TASKS[c->task], &c->task_options, c->causal);
     if (c->init_from && c->model != GPT2)
         die(EXIT_USAGE, "--init-from: expected --model gpt2, whose weights the file holds, got "
             "--model %s", model_name(c));

@@ -32,10 +32,11 @@
 //   ./train_gpt2_gpu --preset copy-s128 --model linear-transformer   Fig. 4
 // Differences from the papers: those of train_gpt2.c.
 
+#define READS_IMAGES
 #include "data/tasks.h"
 #include "util/published.h"
 #include "util/optimizer.cuh"
-#include "util/sums.cuh" // and with it warp, cuda_training, cuda, gemm, training
+#include "util/patches.cuh" // and with it sums, warp, cuda_training, cuda, gemm, training
 
 // ------------------------------------------------------------------------------------------------
 // [mix] Attention: softmax over pairs of positions, or linear with a state.
@@ -1771,17 +1772,18 @@ typedef struct {
 
 typedef struct {
     float *wte, *wpe, *ln1_w, *ln1_b, *qkv_w, *qkv_b, *proj_w, *proj_b, *ln2_w, *ln2_b;
-    float *fc_w, *fc_b, *out_w, *out_b, *lnf_w, *lnf_b, *head_w;
+    float *patch_w, *cls, *fc_w, *fc_b, *out_w, *out_b, *lnf_w, *lnf_b, *head_w;
 } Params;
 
-// What matrix products read, in floatX; head_w (Vp,C): rows from V on 0; of gpt2 it is wte's.
+// What matrix products read, in floatX; head_w (Vp,C): rows from V on 0; if it is tied, of wte.
 typedef struct {
-    floatX *qkv_w, *qkv_b, *proj_w, *fc_w, *fc_b, *out_w, *head_w;
+    floatX *qkv_w, *qkv_b, *proj_w, *fc_w, *fc_b, *out_w, *head_w, *patch_w;
 } Copies;
 
 typedef struct {
     float *x, *mid, *mean1, *rstd1, *mean2, *rstd2, *mean_y, *rstd_y, *lse, *norm, *logits, *losses;
-    floatX *r1, *qkv, *o, *r2, *h, *g, *y;
+    float *patches;
+    floatX *r1, *qkv, *o, *r2, *h, *g, *y, *rounded;
 } Acts;
 
 // Gradients of one layer's activations, used again by every layer, and scratch: sums in slices, of
@@ -1825,16 +1827,17 @@ static const char *model_name(const Config *c)
     return names[c->model];
 }
 
-// params_plan: the table of parameters. A tensor whose first dimension is 0 does not exist: what is
-// learned in gpt2's norms, the biases of its attention, and the head, which is tied to wte.
-static void params_plan(Model *m)
+// params_plan: the table of parameters; patch: numbers of a patch, 0: tokens. A tensor whose first
+// dimension is 0 does not exist: gpt2's alone are what norms learn and attention's biases, tokens'
+// alone wte and a head that is tied to it.
+static void params_plan(Model *m, size_t patch)
 {
     const size_t L = m->L, C = m->C, V = m->V, gpt2 = m->config.model == GPT2;
-    const size_t L_gpt2 = gpt2 ? L : 0, C_gpt2 = gpt2 ? C : 0, V_head = gpt2 ? 0 : V;
+    const size_t L_gpt2 = gpt2 ? L : 0, C_gpt2 = gpt2 ? C : 0, V_head = gpt2 && !patch ? 0 : V;
     const double std = 0.02, out_std = 0.02 / sqrt(2 * (double)L), embed_std = gpt2 ? 0.02 : 1;
     const int decay = gpt2 ? DECAY : NO_DECAY; // the tied embedding is a matrix like others
     const Tensor params[] = {
-        {"wte", {V, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wte)},
+        {"wte", {patch ? 0 : V, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wte)},
         {"wpe", {m->positions, C}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, wpe)},
         {"ln1_w", {L_gpt2, C}, INIT_ONE, NO_DECAY, 1, offsetof(Params, ln1_w)},
         {"ln1_b", {L_gpt2, C}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, ln1_b)},
@@ -1851,16 +1854,19 @@ static void params_plan(Model *m)
         {"lnf_w", {C_gpt2}, INIT_ONE, NO_DECAY, 1, offsetof(Params, lnf_w)},
         {"lnf_b", {C_gpt2}, INIT_ZERO, NO_DECAY, 1, offsetof(Params, lnf_b)},
         {"head_w", {V_head, C}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, head_w)},
+        {"patch_w", {patch ? C : 0, patch}, INIT_NORMAL(std), DECAY, 1, offsetof(Params, patch_w)},
+        {"cls", {patch ? C : 0}, INIT_NORMAL(embed_std), decay, 1, offsetof(Params, cls)},
     };
     weights_plan(&m->weights, ROWS(params), sizeof(float));
 }
 
 // partial_size: elements of scratch for sums in slices that are added up at once: of the head, of
-// tokens, of the norms' weights.
-static size_t partial_size(const Model *m)
+// tokens or patches, of the norms' weights.
+static size_t partial_size(const Model *m, size_t patch)
 {
     const size_t N = m->B * m->T, C = m->C, V = m->V;
-    return std::max({token_scratch(N, V, C), weight_scratch(N, V * C, 0), COLUMN_SLICES * 2 * C});
+    return std::max({input_scratch(N, V, C, patch), weight_scratch(N, V * C, 0),
+                     COLUMN_SLICES * 2 * C});
 }
 
 // model_plan: sizes and tables for a configuration, no memory. The task decides T and V.
@@ -1875,6 +1881,7 @@ static void model_plan(Model *m, const Config *config)
     const size_t NH = m->NH = (size_t)config->heads, HS = C / NH, Vp = m->Vp = (V + 31) / 32 * 32;
     const size_t D = m->decode_B = !config->causal ? 0 : B < 32 ? B : 32, two = D ? 2 : 0;
     const size_t linear = config->model == LINEAR ? L : 0, softmax = L - linear;
+    const size_t patch = m->device.D = task_patch(m->task, &config->task_options);
     const size_t positions = m->positions = task_longest(shape), N = B * T;
     const size_t L_gpt2 = config->model == GPT2 ? L : 0, B_gpt2 = config->model == GPT2 ? B : 0;
     const DeviceTensor copies[] = {
@@ -1885,6 +1892,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("fc_b", floatX, Copies, fc_b, L, 4 * C),
         DEVICE("out_w", floatX, Copies, out_w, L, C, 4 * C),
         DEVICE("head_w", floatX, Copies, head_w, Vp, C),
+        DEVICE("patch_w", floatX, Copies, patch_w, patch ? C : 0, patch),
     };
     const DeviceTensor acts[] = { // names that the CPU has too are the same numbers
         DEVICE("x", float, Acts, x, L + 1, B, T, C), DEVICE("r1", floatX, Acts, r1, L, B, T, C),
@@ -1902,6 +1910,8 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("rstd_y", float, Acts, rstd_y, B, T),
         {ACTIVATION("logits", Acts, logits, B, T, V), sizeof(float), Vp, 0},
         DEVICE("losses", float, Acts, losses, B, T),
+        DEVICE("patches", float, Acts, patches, patch ? B : 0, T, patch),
+        DEVICE("rounded_patches", floatX, Acts, rounded, patch ? B : 0, T, patch),
     };
     const DeviceTensor dacts[] = {
         DEVICE("dx", floatX, Dacts, dx, B, T, C), DEVICE("dr", floatX, Dacts, dr, B, T, C),
@@ -1909,7 +1919,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("do", floatX, Dacts, d_o, B, T, C), DEVICE("dh", floatX, Dacts, dh, B, T, 4 * C),
         DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
         DEVICE("stats", float, Dacts, stats, B, NH, T, 2),
-        DEVICE("partial", float, Dacts, partial, partial_size(m)),
+        DEVICE("partial", float, Dacts, partial, partial_size(m, patch)),
         DEVICE("qkv_sums", float, Dacts, qkv_sums, weight_scratch(N, 3 * C * C, 3 * C)),
         DEVICE("proj_sums", float, Dacts, proj_sums, weight_scratch(N, C * C, C)),
         DEVICE("fc_sums", float, Dacts, fc_sums, weight_scratch(N, 4 * C * C, 0)),
@@ -1923,14 +1933,14 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("moments", float, Decoder, moments, two, D),
         DEVICE("lse", float, Decoder, lse, D, NH), DEVICE("logits", float, Decoder, logits, D, Vp),
     };
-    params_plan(m);
+    params_plan(m, patch);
     device_plan(&m->copies_arena, "weights in " PRECISION_NAME, ROWS(copies));
     device_plan(&m->acts_arena, "activations", ROWS(acts));
     device_plan(&m->dacts_arena, "activation gradients", ROWS(dacts));
     device_plan(&m->decoder_arena, "decoding state", ROWS(decoder));
 }
 
-// model_copies: which parameters have copies in floatX, and where.
+// model_copies: which parameters have copies in floatX, and where; and where patches go.
 static void model_copies(Model *m)
 {
     const size_t L = m->L, C = m->C, w = L * C * C;
@@ -1942,8 +1952,10 @@ static void model_copies(Model *m)
                                  {p.fc_w, c.fc_w, 4 * w, 0},
                                  {p.fc_b, c.fc_b, 4 * L * C, 0},
                                  {p.out_w, c.out_w, 4 * w, 0},
-                                 {p.head_w ? p.head_w : p.wte, c.head_w, m->V * C, 0}};
+                                 {p.head_w ? p.head_w : p.wte, c.head_w, m->V * C, 0},
+                                 {p.patch_w, c.patch_w, m->device.D * C, 0}};
     device_pieces(&m->device, ROWS(copies));
+    device_patches(&m->device, m->acts.patches);
 }
 
 // model_flops: floating-point operations of one update: per token 6 a weight, the head's included,
@@ -2002,7 +2014,8 @@ static void model_forward(Model *m)
     const Acts acts = m->acts;
     const Device *device = &m->device;
     cudaStream_t stream = device->stream;
-    embed_forward(acts.x, device->inputs, all.wte, all.wpe, B, T, C, stream);
+    input_forward(acts.x, acts.rounded, device, all.wte, m->copies.patch_w, all.cls, all.wpe, B, T,
+                  C, stream);
     for (size_t l = 0; l < L; l++) {
         const Acts k = layer_acts(m, l);
         const Params p = layer_params(&m->params, l, C);
@@ -2034,8 +2047,8 @@ static void model_backward(Model *m)
     const Acts acts = m->acts;
     const Dacts d = m->dacts;
     cudaStream_t stream = m->device.stream;
-    matmul_backward_weight(gpt2 ? sums.wte : sums.head_w, 0, NULL, d.partial, d.dlogits, acts.y, N,
-                           C, m->V, m->Vp, 1, stream);
+    matmul_backward_weight(sums.head_w ? sums.head_w : sums.wte, 0, NULL, d.partial, d.dlogits,
+                           acts.y, N, C, m->V, m->Vp, 1, stream);
     matmul_backward_input(d.dr, d.dlogits, m->copies.head_w, N, C, m->Vp, stream);
     norm_backward(d.dx, sums.lnf_w, sums.lnf_b, d.partial, d.dr, acts.y, acts.mean_y, acts.rstd_y,
                   acts.x + L * N * C, all.lnf_w, N, C, 1, stream);
@@ -2067,7 +2080,8 @@ static void model_backward(Model *m)
                       N, C, 0, stream);
         slices_flush(stream);
     }
-    embed_backward(sums.wte, sums.wpe, d.partial, d.dx, m->device.inputs, B, T, m->V, C, stream);
+    input_backward(sums.wte, sums.patch_w, sums.cls, sums.wpe, d.partial, d.dx, acts.rounded,
+                   &m->device, B, T, m->V, C, stream);
 }
 
 // model_decode: logits (D,V) of position t for tokens (D), D <= decode_B, after positions 0..t-1;
@@ -2081,9 +2095,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
     const Decoder memory = m->decoder;
     float *mean = memory.moments, *rstd = memory.moments + m->decode_B;
     cudaStream_t stream = m->device.stream;
-    if (t >= T)
-        die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
-            "hint: train on longer sequences", t, T);
+    decode_check(t, T);
     CUDA_CHECK(cudaMemcpyAsync(memory.tokens, tokens, D * sizeof(int), cudaMemcpyHostToDevice,
                                stream));
     embed_forward(memory.x, memory.tokens, all.wte, all.wpe + t * C, D, 1, C, stream);
@@ -2484,9 +2496,7 @@ static void config_check(const Config *c)
         die(EXIT_USAGE, "--channels %d: expected a multiple of --heads %d: every head has as many "
             "channels\nhint: --heads %d --channels %d", c->channels, c->heads, c->heads,
             (c->channels / c->heads + 1) * c->heads);
-    if (!c->causal && TASKS[c->task].shape(&c->task_options).causal)
-        die(EXIT_USAGE, "--causal no: the inputs of --task %s show its targets, a bidirectional "
-            "model reads them\nhint: it is for tasks that do not", TASKS[c->task].name);
+    task_causal_check(&TASKS[c->task], &c->task_options, c->causal);
     if (c->init_from && c->model != GPT2)
         die(EXIT_USAGE, "--init-from: expected --model gpt2, whose weights the file holds, got "
             "--model %s", model_name(c));

@@ -1,10 +1,11 @@
 // task.h: what a task is: one row of the table TASKS (tasks.h) and three functions: its shape (how
-// long, how many symbols), one sequence of it, and the score of one prediction.
+// long, how many symbols), one sequence of it (none: it is of images, images.h), and the score of
+// one prediction.
 #ifndef SEQ_DATA_TASK_H
 #define SEQ_DATA_TASK_H
 
 #include "../util/rng.h"
-#include "text.h"
+#include "images.h" // and with it text.h
 
 enum { IGNORE = -1 };
 
@@ -18,6 +19,7 @@ typedef struct {
     int eval_batches; // 0: one, or all that is held out
     const char *curve; // file for the accuracy by length
     Text text;
+    Images images;
     int sample, top_k; // tokens to say at the end
     double temperature;
     const char *prompt;

@@ -277,6 +277,34 @@ noncausal() {
 # longer: a task whose evaluations are longer than its training sequences
 longer=(--task parity --max-length 40 --eval-max-length 256 --eval-batches 3 --batch-size 32)
 
+# images, grey: options that read images of 4 x 6 pixels in 3 channels, as many as a batch of
+# evaluation does not divide; and of 28 x 28 in one
+images=(--task images --causal no --images "$work/rgb.images" --eval-batches 2)
+grey=(--task images --causal no --images "$work/grey.images" --patch 2)
+
+# wide HEADS HIDDEN: the option of this model that a width asks for
+wide() { [ "$model" = gpt2 ] && echo "--heads $1" || echo "--hidden $2"; }
+
+# image_checks MODEL: images of one kind of model
+image_checks() {
+    local m=$1
+    background agree "$m images" --model $m "${images[@]}" --patch 2 --batch-size 33
+    background agree "$m images C=33 D=3" --model $m "${images[@]}" --patch 1 --channels 33 \
+        $(wide 3 33)
+    background agree "$m images T=197 C=384 L=6" --model $m "${grey[@]}" --channels 384 \
+        $(wide 6 1536) --layers 6 --batch-size 8
+    background agree "$m images C=768" --model $m "${grey[@]}" --channels 768 $(wide 12 3072) \
+        --layers 1
+    background losses "$m images, ten steps fp32" 1e-4 $fp32 --model $m "${grey[@]}" --batch-size 9
+    background losses "$m images, ten steps bf16" 1e-2 $bf16 --model $m "${grey[@]}" --batch-size 9
+    background losses "$m images --accumulate 3" 1e-4 $fp32 --model $m "${grey[@]}" \
+        --accumulate 3 --batch-size 3
+    background same "$m images, bf16" $bf16 --model $m "${grey[@]}"
+    background sanitize memcheck --model $m "${images[@]}" --patch 2
+    background sanitize initcheck --model $m "${images[@]}" --patch 1 --channels 33 $(wide 3 33)
+    background sanitize racecheck --model $m "${images[@]}" --patch 1
+}
+
 # causalrn_checks: CausalRN with the programs that users have
 causalrn_checks() {
     local m s h c b postnorm prenorm activation tool
@@ -303,6 +331,7 @@ causalrn_checks() {
         background same "$m fp32" $fp32 --model $m
         background same "$m bf16" $bf16 --model $m
         background same "$m bf16 H=192" $bf16 --model $m --hidden 192 --string-size 40
+        image_checks $m
     done
     for postnorm in yes no; do
         for prenorm in exact approx none; do
@@ -399,6 +428,7 @@ gpt2_checks() {
         background sanitize racecheck --model $m --heads 1
         background sanitize initcheck --model $m --channels 33 --heads 3
         background sanitize synccheck --model $m --heads 1
+        image_checks $m
     done
 }
 
@@ -666,6 +696,8 @@ metala_noncausal() {
 
 start=$(date +%s)
 tokens >"$work/tokens.bin"
+python3 dev/small_images.py "$work/rgb.images" 4 6 3 5 600 >/dev/null
+python3 dev/small_images.py "$work/grey.images" 28 28 1 10 400 >/dev/null
 if [[ $model != causalrn && $model != gpt2 ]]; then # it rounds what the GPU stores in bf16
     export ROUNDED=build/rounded_$model
     python3 dev/rounded.py "train_$model.c" $ROUNDED.c &&

@@ -81,6 +81,8 @@ typedef struct {
     StepResult *result;
     size_t tokens;                       // B T: room for the largest batch
     int *inputs, *targets, *predictions; // (tokens), after *input and *result
+    size_t D;                            // numbers of a patch, set before the start; 0: tokens
+    float *patches;                      // (tokens,D): see device_patches
     Slot slots[SLOTS];
     long started, ended; // training steps given to the device, and taken back
     double ended_at;     // seconds
@@ -132,6 +134,16 @@ static inline void device_start(Device *d, const Weights *host, void *params, vo
     }
     CUDA_CHECK(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking));
     gemm_start();
+}
+
+// device_patches: of a started device whose D is not 0: batches have patches, which go to `patches`
+// (tokens,D) on it.
+static inline void device_patches(Device *d, float *patches)
+{
+    d->patches = patches;
+    for (int i = 0; i < SLOTS && d->D; i++)
+        d->slots[i].batch.patches =
+            (float *)pinned_new(size_mul(d->tokens, d->D * sizeof(float), "patches"), "patches");
 }
 
 // device_pieces: cut the device's weights into pieces; the n rows of `copies` say which tensors
@@ -206,6 +218,10 @@ static inline void slot_up(const Slot *slot, Device *d)
 {
     CUDA_CHECK(cudaMemcpyAsync(d->input, slot->input, device_input_bytes(d->tokens),
                                cudaMemcpyHostToDevice, d->stream));
+    if (d->D)
+        CUDA_CHECK(cudaMemcpyAsync(d->patches, slot->batch.patches,
+                                   d->tokens * d->D * sizeof(float), cudaMemcpyHostToDevice,
+                                   d->stream));
 }
 
 // slot_down: loss, norm and predictions back to the slot.

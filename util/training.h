@@ -270,7 +270,7 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
                 strcmp(o->name, "steps") ? "" : "; only --schedule constant lets them change");
     }
     const char *data = st_meta(file, "data_checksum"), *ours_data = options->data_checksum;
-    if (level <= DEFINES_DATA && (data || ours_data) &&
+    if (level <= DEFINES_TRAINING && (data || ours_data) &&
         (!data || !ours_data || strcmp(data, ours_data)))
         die(EXIT_DATA, "%s: was trained on a file of checksum %s, this run's is %s\nhint: give the "
             "file it was trained on, with or without --val as then; --load FILE takes the weights "

@@ -212,6 +212,11 @@ text=$work/text # 32 times the licence, which nobody edits: another text has oth
 longer=(--task parity --max-length 17 --eval-min-length 20 --eval-max-length 34 --eval-batches 2
     --batch-size 5)
 
+# images, grey: options that read images of 4 x 6 pixels in 3 channels and in 1: no batch of 3 is
+# full of the 20 that are evaluated on
+images=(--task images --causal no --images "$work/rgb.images" --eval-batches 2)
+grey=(--task images --causal no --images "$work/grey.images")
+
 # gpt2_checks: head sizes of every kernel, rows that are not aligned, both vocabularies
 gpt2_checks() {
     local m hs s t
@@ -250,6 +255,16 @@ gpt2_checks() {
             PRECISIONS=bf16 background agree "$m T=$t" --model $m --task text --text "$text" \
                 --context $t --channels $((t < 258 ? 64 : 192)) --heads 1 --batch-size 3
         done
+        background agree "$m images" --model $m "${images[@]}" --patch 2 --layers 2
+        background agree "$m images C=33 D=1" --model $m "${grey[@]}" --patch 1 --channels 33 \
+            --heads 3
+        # gpt2, and CausalRN, say the same of every image after 30 steps: gradients are then what is
+        # left of two opposite ones (of gpt2's cls 2e-4 in fp32)
+        [ $m = gpt2 ] || background trained "$m images C=192" --model $m "${images[@]}" \
+            --patch 1 --channels 192 --heads 3
+        background losses "$m images" fp32 1e-4 --model $m "${images[@]}" --patch 2
+        background losses "$m images --accumulate 3" bf16 1e-2 --model $m "${grey[@]}" --patch 2 \
+            --accumulate 3 --batch-size 3
     done
 }
 
@@ -270,6 +285,14 @@ causalrn_checks() {
             background trained "$m H=$h" --model $m --hidden $h --string-size 40
         done
         background agree "$m C=33 B=1" --model $m --channels 33 --hidden 64 --batch-size 1
+        background agree "$m images" --model $m "${images[@]}" --patch 2 --layers 2 --hidden 64
+        background agree "$m images C=33 D=1" --model $m "${grey[@]}" --patch 1 --channels 33 \
+            --hidden 33
+        background agree "$m images H=C=192" --model $m "${images[@]}" --patch 1 --channels 192 \
+            --hidden 192
+        background losses "$m images" fp32 1e-4 --model $m "${images[@]}" --patch 2 --hidden 64
+        background losses "$m images --accumulate 3" bf16 1e-2 --model $m "${grey[@]}" --patch 2 \
+            --hidden 64 --accumulate 3 --batch-size 3
         background agree "$m text" --model $m --task text --text "$text" --context 65 --hidden 64
         background agree "$m text, V=50257" --model $m --task text --vocab gpt2 --context 9 \
             --text "$work/tokens.bin" --channels 8 --hidden 64 --batch-size 1
@@ -584,6 +607,8 @@ done
 wait
 compiled=$(date +%s)
 tokens >"$work/tokens.bin"
+python3 dev/small_images.py "$work/rgb.images" 4 6 3 5 600 >/dev/null
+python3 dev/small_images.py "$work/grey.images" 4 6 1 7 40 >/dev/null
 for _ in {1..32}; do cat LICENSE; done >"$text"
 background faults
 for direction in forward backward; do

@@ -9,13 +9,14 @@ One block:
     o = normalize(s), or without post norm s_u / (u+1), s_u / T when not causal
     x += o W_out^T + b_out
 
+x is wte[token] + wpe, or of an image's patches W_patch patch + wpe and at the end cls + wpe.
 The pair tensor (T,T,H) of each sequence is materialised, and the linear model is computed as what
 it is equal to: all pairs. It shares nothing with the C code but this description.
 
     causalrn.py DUMP...        recompute a trainer's --dump: activations, loss and gradients; a line
                                per tensor, exit 1 beyond the bounds (--bf16: those for BF16)
     causalrn.py --golden DIR   write small goldens, one file per variant:
-                               DIR/MODEL-PRENORM-POSTNORM-ACTIVATION-CAUSAL.safetensors
+                               DIR/MODEL-PRENORM-POSTNORM-ACTIVATION-CAUSAL[-images].safetensors
     causalrn.py --self-test    the gradients against the complex step, the linear form against all
                                pairs, and that NaN and wrong numbers are found
 
@@ -37,6 +38,7 @@ Variant = namedtuple("Variant", "model prenorm postnorm activation causal")
 CHOICES = Variant(("quadratic", "linear"), ("exact", "approx", "none"), ("yes", "no"),
                   ("exp", "relu", "elu", "gelu"), ("yes", "no"))
 PARAMS = ("wte", "wpe", "right_w", "right_b", "left_w", "out_w", "out_b", "head_w")
+IMAGE = ("patch_w", "cls")  # of a model that reads images, which has no wte
 ACTS = ("x", "a", "b", "o", "logits")
 
 # -----------------------------------------------------------------------------
@@ -194,6 +196,30 @@ def mix_backward(do, a, b, v):
 # -----------------------------------------------------------------------------
 # the model
 
+def names_of(names, p):
+    """The parameters `names` of a model of tokens, or as one of images has them, as p does."""
+    return tuple(n for n in names if n != "wte") + IMAGE if "cls" in p else tuple(names)
+
+
+def read(p, inputs):
+    """x (B,T,C) of tokens (B,T), or of patches (B,T,D), of which the last stands for <CLS>."""
+    if "cls" not in p:
+        return p["wte"][inputs] + p["wpe"][:inputs.shape[1]]
+    patches = inputs[:, :-1] @ p["patch_w"].T
+    cls = np.broadcast_to(p["cls"], (len(inputs), 1, len(p["cls"])))
+    return np.concatenate([patches, cls], 1) + p["wpe"][:inputs.shape[1]]
+
+
+def read_backward(g, dx, inputs):
+    """Adds the gradients of what read() takes, from dx (B,T,C)."""
+    g["wpe"][:inputs.shape[1]] += dx.sum(0)
+    if "cls" not in g:
+        np.add.at(g["wte"], inputs, dx)
+        return
+    g["patch_w"] += np.einsum("btc,btd->cd", dx[:, :-1], inputs[:, :-1])
+    g["cls"] += dx[:, -1].sum(0)
+
+
 def cross_entropy(logits, targets):
     """Mean over the targets >= 0, in nats, 0 if there is none; and its gradient by the logits."""
     kept = targets >= 0
@@ -207,7 +233,7 @@ def cross_entropy(logits, targets):
 
 def forward(p, inputs, targets, v):
     """acts and loss from the parameters p: name -> array."""
-    x = p["wte"][inputs] + p["wpe"][:inputs.shape[1]]
+    x = read(p, inputs)
     acts = {"x": [x], "a": [], "b": [], "o": []}
     for l in range(len(p["right_w"])):
         r, _ = normalize(x)
@@ -229,7 +255,7 @@ def sum_outer(dy, x):
 
 def backward(p, acts, inputs, targets, v):
     """Gradients of the loss: name -> array."""
-    g = {name: np.zeros_like(p[name]) for name in PARAMS}
+    g = {name: np.zeros_like(p[name]) for name in names_of(PARAMS, p)}
     _, dlogits = cross_entropy(acts["logits"], targets)
     z, r = normalize(acts["x"][-1])
     g["head_w"] += sum_outer(dlogits, z)
@@ -245,8 +271,7 @@ def backward(p, acts, inputs, targets, v):
         g["right_b"][l] += da.sum((0, 1))
         g["left_w"][l] += sum_outer(db, z)
         dx = dx + normalize_backward(da @ p["right_w"][l] + db @ p["left_w"][l], z, r)
-    np.add.at(g["wte"], inputs, dx)
-    g["wpe"][:inputs.shape[1]] += dx.sum(0)
+    read_backward(g, dx, inputs)
     return g
 
 
@@ -293,15 +318,21 @@ def dump_check(path, metadata, choices):
 
 
 def dump_problem(path, tensors, names):
-    """Parameters in float64 by name, inputs and targets of a dump."""
-    for name in (*(f"params.{name}" for name in names), "inputs", "targets"):
+    """Parameters in float64 by name, inputs (tokens, or patches) and targets of a dump."""
+    images = ("acts.patches",) if "cls" in names else ()
+    for name in (*(f"params.{name}" for name in names), "inputs", "targets", *images):
         if name not in tensors:
             raise Trouble(f"{path}: no tensor {name}")
     p = {name: tensors[f"params.{name}"].astype(np.float64) for name in names}
-    inputs, targets, V = tensors["inputs"], tensors["targets"], len(p["wte"])
+    inputs, targets, V = tensors["inputs"], tensors["targets"], len(p.get("wte", p.get("head_w")))
     if inputs.min() < 0 or inputs.max() >= V or targets.min() < -1 or targets.max() >= V:
         raise Trouble(f"{path}: a token outside the vocabulary of {V}")
-    return p, inputs, targets
+    return p, tensors["acts.patches"].astype(np.float64) if images else inputs, targets
+
+
+def dump_names(tensors, names):
+    """The parameters `names` as the model of a dump has them."""
+    return names_of(names, {n[7:] for n in tensors if n.startswith("params.")})
 
 
 def dump_judge(tensors, acts, loss, grads, forward_bound, grad_bound, out):
@@ -327,12 +358,13 @@ def check_dump(path, tensors, metadata, forward_bound, grad_bound, out=print):
     """Recompute a dump from its parameters and tokens; returns the number of tensors that fail."""
     dump_check(path, metadata, CHOICES._asdict())
     v = Variant(*(metadata[field] for field in Variant._fields))
-    p, inputs, targets = dump_problem(path, tensors, PARAMS)
+    names = dump_names(tensors, PARAMS)
+    p, inputs, targets = dump_problem(path, tensors, names)
     acts, loss = forward(p, inputs, targets, v)
     grads = backward(p, acts, inputs, targets, v)
     out(f"{path}: {' '.join(f'{k}={x}' for k, x in v._asdict().items())}")
     return dump_judge(tensors, {name: acts[name] for name in ACTS}, loss,
-                      {name: grads[name] for name in PARAMS}, forward_bound, grad_bound, out)
+                      {name: grads[name] for name in names}, forward_bound, grad_bound, out)
 
 
 # -----------------------------------------------------------------------------
@@ -341,7 +373,8 @@ def check_dump(path, tensors, metadata, forward_bound, grad_bound, out=print):
 GOLDENS = ("quadratic-exact-yes-exp-yes", "quadratic-exact-yes-exp-no",
            "quadratic-exact-no-elu-yes", "quadratic-exact-yes-relu-yes",
            "quadratic-approx-yes-gelu-yes", "quadratic-none-yes-elu-yes",
-           "linear-approx-yes-exp-yes", "linear-none-yes-exp-no", "linear-approx-no-exp-no")
+           "linear-approx-yes-exp-yes", "linear-none-yes-exp-no", "linear-approx-no-exp-no",
+           "linear-approx-yes-exp-no-images")
 
 
 def small_problem(B=2, T=5, C=4, H=6, L=2, V=7, seed=1):
@@ -357,6 +390,18 @@ def small_problem(B=2, T=5, C=4, H=6, L=2, V=7, seed=1):
     return p, inputs, targets
 
 
+def image_problem(p, inputs, targets, D=3, seed=2):
+    """The same of images: patches of D numbers, of which the last stands for <CLS>, asked there."""
+    rng = np.random.default_rng(seed)
+    C = p["wpe"].shape[1]
+    p = {**p, "patch_w": rng.standard_normal((C, D)), "cls": rng.standard_normal(C)}
+    p.setdefault("head_w", p.pop("wte"))  # a head of its own
+    patches = rng.standard_normal((*inputs.shape, D)).astype(np.float32).astype(np.float64)
+    patches[:, -1] = 0
+    targets = np.where(np.arange(inputs.shape[1]) == inputs.shape[1] - 1, inputs, -1)
+    return p, patches, targets.astype(np.int32)
+
+
 def dump_made(forward, backward, names, acts_names, p, inputs, targets, v):
     """All tensors of a dump; refuses when the two ways to the gradients disagree."""
     acts, loss = forward(p, inputs, targets, v)
@@ -367,16 +412,18 @@ def dump_made(forward, backward, names, acts_names, p, inputs, targets, v):
         verdict, relative, _, _ = compare(grads[name], again[name], 1e-11, largest)
         if verdict != "ok":
             raise Trouble(f"{v}: grads.{name} is {relative:g} off the complex step")
-    tensors = {"inputs": inputs, "targets": targets}
+    tensors = {"inputs": inputs if inputs.ndim == 2 else np.zeros_like(targets), "targets": targets}
     tensors.update({f"params.{name}": p[name] for name in names})
     tensors.update({f"acts.{name}": acts[name] for name in acts_names})
+    if inputs.ndim == 3:
+        tensors["acts.patches"] = inputs
     tensors["loss"] = np.array([loss])
     tensors.update({f"grads.{name}": grads[name] for name in names})
     return tensors
 
 
 def solve(p, inputs, targets, v):
-    return dump_made(forward, backward, PARAMS, ACTS, p, inputs, targets, v)
+    return dump_made(forward, backward, names_of(PARAMS, p), ACTS, p, inputs, targets, v)
 
 
 def golden_write(path, tensors, metadata):
@@ -392,10 +439,12 @@ def write_goldens(directory):
     os.makedirs(directory, exist_ok=True)
     total = 0
     for name in GOLDENS:
-        v = Variant(*name.split("-"))
+        v = Variant(*name.removesuffix("-images").split("-"))
+        problem = (image_problem(*small_problem(L=1)) if name.endswith("images") else
+                   small_problem())
         metadata = {**v._asdict(), "script": "dev/ref/causalrn.py", "numpy": np.__version__}
         total += golden_write(os.path.join(directory, name + ".safetensors"),
-                              solve(*small_problem(), v), metadata)
+                              solve(*problem, v), metadata)
     print(f"{len(GOLDENS)} files, {total} bytes")
 
 
@@ -479,6 +528,9 @@ def self_test():
 
     good, meta = solve(*small_problem(), v), v._asdict()
     test.dumps(check_dump, good, meta, "wpe", "out_w", "o", "left_w")
+    v = v._replace(causal="no")
+    good, meta = solve(*image_problem(*small_problem()), v), v._asdict()
+    test.dumps(check_dump, good, meta, "cls", "patch_w", "o", "left_w")
     return test.end()
 
 

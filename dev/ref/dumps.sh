@@ -30,6 +30,10 @@ recompute() {
 # try OPTIONS...: count a variant
 try() { count "$*" recompute "$@"; }
 
+# images PATCH: options that read images of 4 x 6 pixels in 3 channels
+python3 dev/small_images.py "$dir/images" 4 6 3 5 40 >/dev/null
+images() { echo "--task images --causal no --images $dir/images --channels 12 --patch $1"; }
+
 # causalrn, gpt2, deltanet, gateloop, metala, mamba: every variant
 odd="--string-size 5 --channels 12 --batch-size 2"
 causalrn() {
@@ -43,7 +47,10 @@ causalrn() {
         done
         for prenorm in approx none; do
             try $odd --hidden 17 --model linear --prenorm $prenorm --postnorm $postnorm
+            try $(images 1) --batch-size 2 --hidden 17 --model linear --prenorm $prenorm \
+                --postnorm $postnorm
         done
+        try $(images 2) --batch-size 3 --hidden 17 --postnorm $postnorm
     done
 }
 
@@ -53,6 +60,8 @@ gpt2() {
         for heads in 1 2 4 12; do
             try $odd --model $kind --heads $heads
         done
+        try $(images 2) --model $kind --heads 3 --batch-size 3
+        try $(images 1) --model $kind --heads 2 --batch-size 2
     done
     try --model gpt2 --heads 3 --layers 5 --channels 60 --string-size 40 --batch-size 2
 }

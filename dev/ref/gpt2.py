@@ -10,7 +10,7 @@ Attention is a table of weights w (T,T) for each head, softmax or linear, and no
 
     gpt2.py DUMP...        recompute a trainer's --dump: activations, loss and gradients; a line per
                            tensor, exit 1 beyond the bounds (--bf16: those for BF16)
-    gpt2.py --golden DIR   write small goldens, one a variant: DIR/MODEL-CAUSAL.safetensors
+    gpt2.py --golden DIR   write small goldens: DIR/MODEL-CAUSAL[-images].safetensors
     gpt2.py --self-test    the gradients against the complex step, the linear table against the
                            recurrence, and that NaN and wrong numbers are found
 
@@ -26,8 +26,9 @@ from collections import namedtuple
 import numpy as np
 
 from causalrn import (SelfTest, Trouble, command_line, compare, cross_entropy, density,
-                      distribution, dump_check, dump_judge, dump_made, dump_problem, golden_write,
-                      normalize, normalize_backward, sum_outer)
+                      distribution, dump_check, dump_judge, dump_made, dump_names, dump_problem,
+                      golden_write, image_problem, names_of, normalize, normalize_backward, read,
+                      read_backward, sum_outer)
 
 Variant = namedtuple("Variant", "model causal heads")
 MODELS, CAUSAL = ("gpt2", "transformer", "linear-transformer"), ("yes", "no")
@@ -36,8 +37,10 @@ GPT2 = ("ln1_w", "ln1_b", "qkv_b", "proj_b", "ln2_w", "ln2_b", "lnf_w", "lnf_b")
 ACTS = ("x", "qkv", "o", "mid", "logits")
 
 
-def params_of(v):
-    return COMMON + (GPT2 if v.model == "gpt2" else ("head_w",))
+def params_of(v, images=False):
+    """Names of a model's parameters, but that one of images has others for wte: names_of."""
+    return COMMON + (GPT2 if v.model == "gpt2" else ()) + (
+        ("head_w",) if v.model != "gpt2" or images else ())
 
 
 # -----------------------------------------------------------------------------
@@ -141,7 +144,7 @@ def plus(x, bias):
 
 def forward(p, inputs, targets, v):
     """acts and loss from the parameters p: name -> array."""
-    x = p["wte"][inputs] + p["wpe"][:inputs.shape[1]]
+    x = read(p, inputs)
     acts = {name: [] for name in ("qkv", "o", "mid", "h")}
     acts["x"] = [x]
     for l in range(len(p["qkv_w"])):
@@ -155,7 +158,7 @@ def forward(p, inputs, targets, v):
             acts[name].append(value)
     acts = {name: np.stack(values) for name, values in acts.items()}
     y = norm(x, p.get("lnf_w"), p.get("lnf_b"))[0]
-    acts["logits"] = y @ p.get("head_w", p["wte"]).T
+    acts["logits"] = y @ p["head_w" if "head_w" in p else "wte"].T
     return acts, cross_entropy(acts["logits"], targets)[0]
 
 
@@ -172,7 +175,7 @@ def norm_backward(g, name, l, dy, x, weight):
 
 def backward(p, acts, inputs, targets, v):
     """Gradients of the loss: name -> array."""
-    g = {name: np.zeros_like(p[name]) for name in params_of(v)}
+    g = {name: np.zeros_like(x) for name, x in p.items()}
     _, dlogits = cross_entropy(acts["logits"], targets)
     head = "head_w" if "head_w" in p else "wte"
     last = acts["x"][-1]
@@ -194,8 +197,7 @@ def backward(p, acts, inputs, targets, v):
             g["proj_b"][l] += dx.sum((0, 1))
             g["qkv_b"][l] += dqkv.sum((0, 1))
         dx = dx + norm_backward(g, "ln1", l, dqkv @ k["qkv_w"], x, k["ln1_w"])
-    np.add.at(g["wte"], inputs, dx)
-    g["wpe"][:inputs.shape[1]] += dx.sum(0)
+    read_backward(g, dx, inputs)
     return g
 
 
@@ -208,12 +210,13 @@ def check_dump(path, tensors, metadata, forward_bound, grad_bound, out=print):
     if not metadata.get("heads", "").isdigit():
         raise Trouble(f"{path}: metadata heads is {metadata.get('heads')!r}; expected a number")
     v = Variant(metadata["model"], metadata["causal"], int(metadata["heads"]))
-    p, inputs, targets = dump_problem(path, tensors, params_of(v))
+    names = dump_names(tensors, params_of(v, "params.cls" in tensors))
+    p, inputs, targets = dump_problem(path, tensors, names)
     acts, loss = forward(p, inputs, targets, v)
     grads = backward(p, acts, inputs, targets, v)
     out(f"{path}: {v.model}, {v.heads} heads, causal {v.causal}")
     return dump_judge(tensors, {name: acts[name] for name in ACTS}, loss,
-                      {name: grads[name] for name in params_of(v)}, forward_bound, grad_bound, out)
+                      {name: grads[name] for name in names}, forward_bound, grad_bound, out)
 
 
 def small_problem(v, B=2, T=5, C=6, L=2, V=7, seed=1):
@@ -232,7 +235,8 @@ def small_problem(v, B=2, T=5, C=6, L=2, V=7, seed=1):
 
 
 def solve(p, inputs, targets, v):
-    return dump_made(forward, backward, params_of(v), ACTS, p, inputs, targets, v)
+    names = names_of(params_of(v, "cls" in p), p)
+    return dump_made(forward, backward, names, ACTS, p, inputs, targets, v)
 
 
 def every_variant(n):
@@ -242,11 +246,14 @@ def every_variant(n):
 def write_goldens(directory):
     os.makedirs(directory, exist_ok=True)
     total = 0
-    for v in every_variant(2):
+    every = [(v, False) for v in every_variant(2)] + [(Variant("transformer", "no", 2), True)]
+    for v, images in every:
+        problem = image_problem(*small_problem(v, C=4, L=1)) if images else small_problem(v, C=4)
+        name = f"{v.model}-{v.causal}{'-images' * images}.safetensors"
         metadata = {"model": v.model, "causal": v.causal, "heads": str(v.heads),
                     "script": "dev/ref/gpt2.py", "numpy": np.__version__}
-        total += golden_write(os.path.join(directory, f"{v.model}-{v.causal}.safetensors"),
-                              solve(*small_problem(v, C=4), v), metadata)
+        total += golden_write(os.path.join(directory, name),
+                              solve(*problem, v), metadata)
     print(f"{total} bytes")
 
 
@@ -286,6 +293,8 @@ def self_test():
     v = Variant("gpt2", "yes", 2)
     good, meta = solve(*small_problem(v), v), {"model": "gpt2", "causal": "yes", "heads": "2"}
     test.dumps(check_dump, good, meta, "wpe", "out_w", "o", "ln1_w")
+    good, meta = solve(*image_problem(*small_problem(v)), v), {**meta, "causal": v.causal}
+    test.dumps(check_dump, good, meta, "cls", "patch_w", "o", "ln1_w")
     return test.end()
 
 

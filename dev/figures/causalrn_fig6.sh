@@ -24,4 +24,4 @@ add "Linear CausalRN" linear-causalrn
 add Transformer transformer
 add "Linear Transformer" linear-transformer
 checks=("equal $models" "near linear-causalrn transformer 1.05")
-text_finish "Bytes of ${TEXT##*/}, C = $CHANNELS, L = $LAYERS"
+text_finish

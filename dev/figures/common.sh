@@ -242,6 +242,18 @@ scaled() {
         "$FIGURES/data/lengths-$FIGURE-$1-seed$2.csv" 2>/dev/null
 }
 
+# kept CURVE FIELD: the median over seeds of what its data have as FIELD=VALUE above the log, or
+# nothing.
+kept() {
+    sed -nE "s/^# (RESULT .* )?$2=(-?[0-9.]+)( .*)?\$/\\2/p" "$FIGURES/data/$FIGURE-$1-seed"*.csv \
+        2>/dev/null | sort -g | awk '{ x[NR] = $1 } END { if (NR) print x[int((NR + 1) / 2)] }'
+}
+
+# holds WHAT CONDITION: print whether it does, awk's word; 1 if it does not.
+holds() {
+    awk "BEGIN { ok = $2; print \"RESULT must_hold=$1\", ok ? \"ok\" : \"FAILED\"; exit !ok }"
+}
+
 # first N WORDS...: the first N of them.
 first() { echo "${@:2:$1}"; }
 

@@ -113,44 +113,35 @@ said() {
     [ ! -s "$file" ] || { echo "$1: $(cat "$file")" && echo; }
 }
 
-# kept NAME FIELD: of each seed's data: FIELD=VALUE of the lines above the log.
-kept() {
-    sed -nE "s/^# (RESULT .* )?$2=([0-9.]+)( .*)?\$/\2/p" "$FIGURES/data/$FIGURE-$1-seed"*.csv \
-        2>/dev/null
-}
-
-# equal NAMES...: whether the runs' numbers of parameters, embeddings with them, are within 3%.
+# equal NAMES...: whether those that were run have as many parameters, embeddings with them, to 3%.
 equal() {
-    local name numbers
-    numbers=$(for name; do kept "$name" parameters | sed "s/^/$name /"; done)
-    echo "$numbers" | awk 'NF == 2 { print "RESULT model=" $1 " parameters=" $2
-        if (!least || $2 < least) least = $2
-        if ($2 > most) most = $2 }
-        END { ok = most <= 1.03 * least
-            printf "RESULT must_hold=parameters spread=%.4f bound=1.03 %s\n",
-                least ? most / least : 0, ok ? "ok" : "FAILED"
-            exit !ok }'
+    local name n least=0 most=0
+    for name; do
+        n=$(kept "$name" parameters)
+        [ -n "$n" ] || continue
+        echo "RESULT model=$name parameters=$n"
+        least=$((least == 0 || n < least ? n : least)) most=$((n > most ? n : most))
+    done
+    holds "parameters least=$least most=$most bound=1.03" "$least > 0 && $most <= 1.03 * $least"
 }
 
 # near NAME OTHER BOUND: whether its held-out loss is at most BOUND times the other's; nothing to
-# say where one has not been run. Of several seeds the medians count.
+# say where one has not been run.
 near() {
     local a b
-    a=$(kept "$1" loss | sort -g | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }')
-    b=$(kept "$2" loss | sort -g | awk '{ x[NR] = $1 } END { print x[int((NR + 1) / 2)] }')
-    [ -n "$a" ] && [ -n "$b" ] || return 0
-    awk "BEGIN { ok = $a <= $3 * $b
-        printf \"RESULT must_hold=loss %s=%s %s=%s ratio=%.4f bound=%s %s\\n\", \"$1\", \"$a\",
-            \"$2\", \"$b\", $a / $b, \"$3\", ok ? \"ok\" : \"FAILED\"
-        exit !ok }"
+    a=$(kept "$1" loss) b=$(kept "$2" loss)
+    [ -z "$a" ] || [ -z "$b" ] || holds "loss $1=$a $2=$b bound=$3" "$a <= $3 * $b"
 }
 
-# text_finish TITLE: both pictures of what was added, held-out loss by steps and by seconds; the
-# table of all runs; what was said; what must hold, as far as the functions in `checks` say; exit.
+# text_finish: both pictures of what was added, held-out loss by steps and by seconds; the table of
+# all runs; what was said; what must hold, as far as the functions in `checks` say; exit.
 text_finish() {
-    local name check
+    local name check about=$FIGURES/data/$FIGURE-text.txt # what the text is called
     found "$FIGURE"
-    args+=(--split val --group --title "$1" --ylabel "Held-out loss (nats a byte)")
+    [ -n "$DRAW_ONLY" ] || echo "${TEXT##*/}" >"$about"
+    args+=(--split val --group
+        --title "Bytes of $(cat "$about"), equal numbers of parameters, C = $CHANNELS")
+    args+=(--ylabel "Held-out loss (nats a byte)")
     python3 dev/plot.py "${args[@]}" --table || failed=$((failed + 1))
     python3 dev/plot.py "${args[@]}" --x seconds --out "$FIGURES/${FIGURE}_seconds.png" ||
         failed=$((failed + 1))

@@ -27,4 +27,4 @@ add GateLoop gateloop
 add MetaLA metala
 add Mamba mamba
 checks=("equal $models")
-text_finish "Bytes of ${TEXT##*/}, 10.9 million parameters each"
+text_finish

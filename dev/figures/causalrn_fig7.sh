@@ -64,7 +64,7 @@ if [ -n "$MAPS" ]; then
         failed=$((failed + 1))
     [ -e "$maps" ] || { echo "$FIGURE: no data, nothing to draw" && exit 1; }
     python3 dev/birn_maps.py "$maps" --out "$FIGURES/$FIGURE.png" --svg --optional \
-        --title "How strongly each patch reaches <CLS> in the last block of a Linear BiRN" ||
+        --title "How strongly each patch reaches <CLS> in a Linear BiRN" ||
         failed=$((failed + 1))
     over
 fi

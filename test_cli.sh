@@ -361,8 +361,8 @@ test_text() {
     works $text --$kind $other --text fox --steps 2 --dump td --out linear
 }
 
-# What people have as texts: CR LF, a byte order mark, bytes that are no ASCII, twice the memory; and
-# what the figures ask a model to say, past the length it was trained at where it has no positions.
+# What people have as texts: CR LF, a byte order mark, bytes that are no ASCII, twice the memory;
+# and what the figures ask a model to say, past the trained length where it has no positions.
 test_texts() {
     local text="--task text --context 20 --layers 1 --channels 8 --$size 8 --batch-size 2"
     local file n said vocab

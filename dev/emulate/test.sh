@@ -54,8 +54,8 @@ worst() {
 }
 
 # agree NAME OPTIONS...: the dumps of the oracle and of both precisions (or PRECISIONS), with the
-# bounds of build/diff; BF16_GRAD, BF16_FORWARD: others for gradients and the rest in BF16, FP32_GRAD:
-# in FP32; ROUNDED: the oracle for BF16; FORM: the .cu's --form
+# bounds of build/diff; BF16_GRAD, FP32_GRAD: others for gradients, BF16_FORWARD: for the rest in
+# BF16; ROUNDED: the oracle for BF16; FORM: the .cu's --form
 agree() {
     local name="$model $1" dir precision program flag reference
     dir=$(mktemp -d -p "$work")
@@ -97,10 +97,10 @@ trained() {
     rm -rf "$run"
 }
 
-# spiked NAME OPTIONS...: CausalRN's, C = 64, with weights that make channel 5 of every a outweigh all
-# others, normalized it is sqrt(H), and of b those of most positions: at H = 3072 exp(a + b) comes to
-# e^93, beyond fp32. o is 0 but there, whatever b is, and the gradient of left_w is what rounding
-# leaves of 0 (0.36 off in FP32, 0.45 in BF16): it need only be finite
+# spiked NAME OPTIONS...: CausalRN's, C = 64, with weights that make channel 5 of every a outweigh
+# all others, normalized it is sqrt(H), and that of b at most positions: at H = 3072 exp(a + b)
+# comes to e^93, beyond fp32. o is 0 but there, whatever b is, and the gradient of left_w is what
+# rounding leaves of 0 (0.36 off in FP32, 0.45 in BF16): it need only be finite
 spiked() {
     local name=$1 run
     local -x FP32_GRAD=1 BF16_GRAD=100
@@ -112,7 +112,8 @@ spiked() {
 import json, struct, sys
 data = bytearray(open(sys.argv[1], "rb").read())
 start = 8 + int.from_bytes(data[:8], "little")
-at = {k: start + v["data_offsets"][0] for k, v in json.loads(data[8:start]).items() if k[0] != "_"}
+header = json.loads(data[8:start])
+at = {k: start + v["data_offsets"][0] for k, v in header.items() if k != "__metadata__"}
 struct.pack_into("<f", data, at["params.right_b"] + 4 * 5, 1e4)
 for k in range(at["params.left_w"] + 4 * 5 * 64, at["params.left_w"] + 4 * 6 * 64, 4):  # C = 64
     struct.pack_into("<f", data, k, 30 * struct.unpack_from("<f", data, k)[0])

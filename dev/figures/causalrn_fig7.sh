@@ -15,9 +15,9 @@
 # NOT RUN: --paper, CIFAR-5m, CIFAR-10.
 #
 # A step of Fashion-MNIST is 4e12 operations a model: on an H200 about 30 ms, 2 minutes a run,
-# expected, not measured. MAPS=1: only what causalrn_fig8.sh draws.
+# expected, not measured. MAPS=1: what causalrn_fig8.sh draws, and the run it needs.
 IMAGES=${IMAGES:-} EPOCHS=${EPOCHS:-} BATCH=${BATCH:-320} PATCH=${PATCH:-2} EVALS=${EVALS:-20}
-SEEDS=${SEEDS:-1} THIN=${THIN:-20} SAVE_EVERY=${SAVE_EVERY:-2000} MAPS=${MAPS:-}
+SEEDS=${SEEDS:-1} THIN=${THIN:-20} SAVE_EVERY=${SAVE_EVERY:-2000} MAPS=${MAPS:-} SHOWN=${SHOWN:-10}
 size=(384 6 5e-4 5e-5 5/100 20)
 for arg; do
     [ "$arg" = --paper ] || { echo "error: $arg: expected --paper" >&2 && exit 2; }
@@ -37,7 +37,7 @@ if [ -z "$IMAGES" ] && [ -z "$DRAW_ONLY" ]; then
     echo "skipped: $FIGURE: give IMAGES=FILE" && exit 0
 fi
 readable IMAGES "$IMAGES"
-number PATCH "$PATCH" 1 && number EVALS "$EVALS" 1
+number PATCH "$PATCH" 1 && number EVALS "$EVALS" 1 && number SHOWN "$SHOWN" 1
 C=${CHANNELS:-${size[0]}} L=${LAYERS:-${size[1]}}
 number CHANNELS "$C" 1 && number LAYERS "$L" 1
 
@@ -52,19 +52,16 @@ classify() {
         --eval-every $((steps < EVALS ? 1 : steps / EVALS))
 }
 heads=$((C % 64 ? 1 : C / 64))
-DUMPER=${DUMPER:-./train_causalrn} DUMP="--batch-size ${SHOWN:-16}" # for the maps
+DUMPER=${DUMPER:-./train_causalrn} DUMP="--batch-size $SHOWN" # for the maps
 classify linear-birn "$STEPS" "$TRAINER" --model linear --layers "$L" --hidden $((4 * C))
 ended
 DUMP=
 if [ -n "$MAPS" ]; then
+    dump=$RUNS/$FIGURE/linear-birn-seed${SEEDS%% *}/dump.safetensors
     FIGURE=${FIGURE/fig7/fig8}
-    maps=$FIGURES/data/$FIGURE.csv dump=$RUNS/${FIGURE/fig8/fig7}/linear-birn-seed${SEEDS%% *}
-    [ -n "$DRAW_ONLY" ] || [ ! -e "$dump/dump.safetensors" ] ||
-        python3 dev/birn_maps.py "$dump/dump.safetensors" --csv "$maps" ||
-        failed=$((failed + 1))
-    [ -e "$maps" ] || { echo "$FIGURE: no data, nothing to draw" && exit 1; }
-    python3 dev/birn_maps.py "$maps" --out "$FIGURES/$FIGURE.png" --svg --optional \
-        --title "How strongly each patch reaches <CLS> in a Linear BiRN" ||
+    [ -e "$dump" ] || { echo "$FIGURE: no data, nothing to draw" && exit 1; }
+    python3 dev/birn_maps.py "$dump" --csv "$FIGURES/data/$FIGURE.csv" --images "$SHOWN" \
+        --layers $((L < 6 ? L : 6)) --out "$FIGURES/$FIGURE.png" --svg --optional ||
         failed=$((failed + 1))
     over
 fi

@@ -118,7 +118,7 @@ test-cuda: cpu cuda
 endif
 test-emulated: cpu
 	@bash dev/emulate/test.sh $(CUDA_MODELS)
-FIGURES := $(filter-out %/common.sh %/models.sh,$(wildcard dev/figures/*.sh))
+FIGURES := $(filter-out %/common.sh %/models.sh %/text.sh,$(wildcard dev/figures/*.sh))
 figures:
 	@for f in $(FIGURES); do env -u FIGURES bash $$f || exit 1; done
 

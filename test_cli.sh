@@ -361,6 +361,49 @@ test_text() {
     works $text --$kind $other --text fox --steps 2 --dump td --out linear
 }
 
+# What people have as texts: CR LF, a byte order mark, bytes that are no ASCII, twice the memory;
+# and what the figures ask a model to say, past the trained length where it has no positions.
+test_texts() {
+    local text="--task text --context 20 --layers 1 --channels 8 --$size 8 --batch-size 2"
+    local file n said vocab
+    text="$text --schedule constant --warmup 3 --temperature 0.7"
+    for n in $(seq 20); do printf 'line %d of a text\r\n' "$n"; done >crlf
+    { printf '\357\273\277' && cat crlf; } >bom
+    { cat crlf && printf '\303\251\377\000\200 is no ASCII'; } >high
+    n=$(wc -c <crlf)
+    for file in crlf bom; do
+        works $text --text $file --held-out 0.2 --steps 2 --out $file-run
+        has "$file" "^text: $file, .* $((n - n / 5)) tokens to train on" "$tmp/out"
+    done
+    is "losses of the text and of the same with a byte order mark" "$(rows crlf-run/log.csv)" \
+        "$(rows bom-run/log.csv)"
+    works $text --text high --val crlf --steps 1 --out high-run
+    has "bytes of 128 and more" "^text: high, .* $(wc -c <high | xargs) tokens to train on" \
+        "$tmp/out"
+    printf 'short' >short
+    refused 3 "short: need 41 tokens for a batch .*have [45]" $text --text short
+    refused 3 "short: need 41 tokens for a batch .*have 5 to" $text --text short --val crlf
+    refused 3 "--val short: need 21 tokens to evaluate" $text --text crlf --val short
+    n=$(awk '/^MemTotal/ { printf "%.0f", 2048 * $2 }' /proc/meminfo 2>/dev/null)
+    if [ -n "$n" ] && truncate -s "$n" large 2>/dev/null; then
+        works $text --text large --val crlf --steps 2 --out large-run
+        has "a text of twice the memory" "^text: large, .* $n tokens to train on" "$tmp/out"
+    else
+        skip "a text of twice the memory" "no file of that size can be made here"
+    fi
+    rm -f large
+    for vocab in ascii bytes; do
+        n=3 && has_positions || n=90 # 18 characters of prompt and 20 positions
+        works $text --vocab $vocab --text crlf --held-out 0.2 --steps 2 --sample $n \
+            --prompt "Three years later," --out $vocab-said
+        said=$(tail -n +2 <(LC_ALL=C sed -n '/^sample of/,/^RESULT/p' "$tmp/out") |
+            sed '$d' | head -c 18)
+        is "the prompt of a sample of $vocab" "Three years later," "$said"
+        has "a sample of $vocab" "^sample of $n tokens, temperature 0.7" "$tmp/out"
+        has "bits of $vocab" "^step 2: held out: loss [0-9.]+, [0-9.]+ bits per" "$tmp/out"
+    done
+}
+
 # Texts, tokenizers and samples that cannot be.
 test_refused_texts() {
     local file text="--task text --context 6 --batch-size 4 --text"
@@ -963,6 +1006,7 @@ test_help
 test_every_option
 test_refused_options
 test_text
+test_texts
 test_refused_texts
 test_images
 test_state_tasks

@@ -198,13 +198,15 @@ static inline TextFile text_file(const char *option, const char *path, int vocab
 
 // text_checksum: text (17) = checksum of a file's size, the tokens of its part f and the file's
 // bytes, in util/safetensors.h's formula: of all up to 16 MiB, else of 4096 pieces of 4 KiB spread
-// over it.
+// over it; of such a file nothing is read ahead any more, as its windows come from anywhere.
 static inline void text_checksum(const TextFile *f, char *text)
 {
     enum { PIECES = 4096, PIECE = 4096 };
     const uint64_t sizes[] = {f->bytes, f->n};
     StSum sum = {0, 0, {0}, 0};
     st_sum_add(&sum, sizes, sizeof sizes);
+    if (f->bytes > PIECES * PIECE) // advice: to fail is fine
+        madvise((void *)f->map, f->bytes, MADV_RANDOM);
     if (f->bytes <= PIECES * PIECE)
         st_sum_add(&sum, f->map, f->bytes);
     else

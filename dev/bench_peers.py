@@ -11,6 +11,7 @@
     bench_peers.py --delta-forward BIN --delta-backward BIN     with the ladders of dev/delta/
     bench_peers.py --gla-forward BIN --gla-backward BIN     with those of dev/gla/
     bench_peers.py --only gateloop    a step of train_gateloop beside two scans
+    bench_peers.py --only linear-768 decode-768     Linear CausalRN on text, C=768 H=3072 L=12
     bench_peers.py --dry-run          what would be run
     bench_peers.py --smoke            tiny sizes, on the CPU where there is no GPU; records nothing
     bench_peers.py --check DUMP...    the model below against a trainer's --dump, fp32, on the CPU
@@ -59,6 +60,15 @@ backward recurrence as a second scan, or differentiated by PyTorch; or accelerat
 one, which wants (B,C,T). Of the ways to put a scan into the compiled step the first that works is
 timed; the table says which, and why not an earlier one. --check compares it with a dump.
 
+linear-768: Linear CausalRN, V=256 T=256 B=320 C=768 H=3072 L=12, random bytes. PyTorch's sums over
+T are torch.cumsum's (fp32), or products with a triangle of ones (tensor cores, rounded to bf16).
+Neither is in logs, as ours are: its numbers can overflow, which those of first weights do not.
+
+decode-768: one sequence at that size, sampled at temperature 0.7: milliseconds a character. Ours:
+--sample of the trainer, with random weights; the time of 6000 characters is the difference between
+runs of 7000 and 1000, the median of three. PyTorch: both matrices on r as one, compiled, with the
+drawing of the next token in one CUDA graph; its tokens stay on the GPU, ours are read by the host.
+
 Rows go to dev/results/peers.tsv: date, device, git blob of our .cu, benchmark, result.
 """
 import argparse
@@ -98,6 +108,10 @@ COPY, TINY_COPY = GptSize(29, 258, 320, 192, 1, 12), GptSize(29, 18, 2, 16, 2, 2
 GPT2, TINY_GPT2 = GptSize(50257, 1024, 32, 768, 12, 12), GptSize(50257, 16, 2, 16, 2, 2)
 GateSize = namedtuple("GateSize", "V T B C F L")
 GATELOOP, TINY_GATELOOP = GateSize(256, 1024, 32, 512, 2048, 12), GateSize(256, 16, 2, 16, 24, 2)
+TextSize = namedtuple("TextSize", "V T B C H L")
+WIDE, TINY_WIDE = TextSize(256, 256, 320, 768, 3072, 12), TextSize(256, 16, 2, 16, 24, 2)
+SAMPLES, TINY_SAMPLES = (1000, 7000), (10, 60)  # characters
+SUMS = ("cumsum", "triangle")
 SHAPES = (320, 258, 192), (8, 4096, 1024), (1, 65536, 1024)
 TINY_SHAPES = ((2, 18, 16),)
 FIRST_ORDER = tuple((8, T, 1536) for T in (1024, 4096, 12345, 16384, 65536))
@@ -201,15 +215,16 @@ def fillers(device):
 
 
 def parameters(size, device):
-    """Initial weights as in train_causalrn.c: the same distributions, other numbers."""
-    S, _, C, H, L = size
+    """Initial weights as in train_causalrn.c: the same distributions, other numbers. size: a
+    TextSize."""
+    V, T, _, C, H, L = size
     normal, constant = fillers(device)
-    return {"wte": normal(1, VOCAB, C), "wpe": normal(1, 2 * (S + 1), C),
+    return {"wte": normal(1, V, C), "wpe": normal(1, T, C),
             "right_w": [normal(0.02, H, C) for _ in range(L)],
             "right_b": [constant(0, H) for _ in range(L)],
             "left_w": [normal(0.02, H, C) for _ in range(L)],
             "out_w": [normal(0.02 / math.sqrt(L), C, H) for _ in range(L)],
-            "out_b": [constant(0, C) for _ in range(L)], "head_w": normal(0.02, VOCAB, C)}
+            "out_b": [constant(0, C) for _ in range(L)], "head_w": normal(0.02, V, C)}
 
 
 def leaves(p):
@@ -230,9 +245,60 @@ def copying_batch(S, B, device):
 
 
 def causalrn(size, name, device):
-    p = parameters(size, device)
+    p = parameters(TextSize(VOCAB, 2 * (size.S + 1), *size[1:]), device)
     return Problem(p, forward, {"quadratic": quadratic, "linear": linear}[name],
                    *copying_batch(size.S, size.B, device), [{"params": leaves(p)}], (0.9, 0.999))
+
+
+def triangle(a, b):
+    """linear, its sums over T as a matrix product, whose result is rounded to bf16."""
+    a, b = normalize(a.float()), normalize(b.float())
+    T = a.shape[1]
+    seen = torch.ones(T, T, dtype=torch.bfloat16, device=a.device).tril()
+    return torch.exp(a) * (seen @ torch.exp(b).bfloat16()).float() / positions(a)
+
+
+def text_batch(size, device):
+    """Random tokens: inputs, and one later targets."""
+    tokens = torch.randint(size.V, (size.B, size.T + 1)).to(device)
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def causalrn_text(size, sums, device):
+    p = parameters(size, device)
+    return Problem(p, forward, {"cumsum": linear, "triangle": triangle}[sums],
+                   *text_batch(size, device), [{"params": leaves(p)}], (0.9, 0.999))
+
+
+def decoder(size, device):
+    """A function that reads a token and leaves the next one, drawn at temperature 0.7, in its
+    place: sums over the past are a state of H numbers a layer. Returns it and the token."""
+    p, H = parameters(size, device), size.H
+    with torch.no_grad():
+        both_w = [torch.cat(w).bfloat16() for w in zip(p["right_w"], p["left_w"])]
+        out_w, head_w = [w.bfloat16() for w in p["out_w"]], p["head_w"].bfloat16()
+    wte, wpe, right_b, out_b = (p[name] for name in ("wte", "wpe", "right_b", "out_b"))
+    sums = [torch.zeros(1, H, device=device) for _ in both_w]
+    token, t = (torch.zeros(1, dtype=torch.long, device=device) for _ in range(2))
+
+    def logits_of():
+        x = wte[token] + wpe[t]
+        for l, w in enumerate(both_w):
+            a, b = F.linear(normalize(x).bfloat16(), w).float().split(H, 1)
+            sums[l] += torch.exp(normalize(b))
+            s = torch.exp(normalize(a + right_b[l])) * sums[l]  # the norm undoes 1/(t+1)
+            x = x + F.linear(normalize(s).bfloat16(), out_w[l]).float() + out_b[l]
+        return F.linear(normalize(x).bfloat16(), head_w).float()
+
+    compiled = torch.compile(logits_of, dynamic=False)
+
+    @torch.no_grad()
+    def say():
+        p_next = torch.softmax(compiled() / 0.7, 1)
+        token.copy_((p_next / torch.empty_like(p_next).exponential_()).argmax(1))
+        t.copy_((t + 1) % size.T)
+
+    return say, token
 
 
 # -----------------------------------------------------------------------------
@@ -318,8 +384,7 @@ def gpt_parameters(size, name, device):
 def gpt(size, name, device):
     p = gpt_parameters(size, name, device)
     if name == "gpt2":
-        tokens = torch.randint(size.V, (size.B, size.T + 1)).to(device)
-        batch, betas = (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()), (0.9, 0.95)
+        batch, betas = text_batch(size, device), (0.9, 0.95)
     else:
         batch, betas = copying_batch(size.T // 2 - 1, size.B, device), (0.9, 0.999)
     groups = [{"params": [t for t in leaves(p) if t.dim() > 1],
@@ -422,7 +487,7 @@ def gate_forward(p, inputs, targets, mix, recompute=False):
 
 def gateloop(mix, size, _, device):
     """Initial weights as in train_gateloop.c: the same distributions, other numbers."""
-    V, T, B, C, H, L = size
+    V, _, _, C, H, L = size
     normal, constant = fillers(device)
     shapes = {"norm1_w": 1, "norm1_b": 0, "qkvg_w": (4 * C, C), "qkvg_b": 0, "gate_w": (2 * C, C),
               "gate_b": 0, "out_w": (C, C), "norm2_w": 1, "norm2_b": 0, "fc_w": (H, C), "fc_b": 0,
@@ -433,11 +498,9 @@ def gateloop(mix, size, _, device):
          for name, shape in shapes.items()}
     p |= {"wte": normal(1, V, C), "norm_w": constant(1, C), "norm_b": constant(0, C),
           "head_w": normal(C ** -0.5, V, C), "head_b": constant(0, V)}
-    tokens = torch.randint(V, (B, T + 1)).to(device)
     groups = [{"params": [t for t in leaves(p) if t.dim() > 1], "weight_decay": 0.05},
               {"params": [t for t in leaves(p) if t.dim() == 1]}]
-    return Problem(p, gate_forward, mix, tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(),
-                   groups, (0.9, 0.98))
+    return Problem(p, gate_forward, mix, *text_batch(size, device), groups, (0.9, 0.98))
 
 
 # -----------------------------------------------------------------------------
@@ -646,6 +709,33 @@ def peer_step(args, size, name):
     return Measured(ms, tokens_per_s(size, ms), how)
 
 
+def text_rate(size, ms):
+    return f"{1e-3 * size.T * size.B / ms:.2f} Mtokens/s"
+
+
+def peer_wide(args, size, sums):
+    ms, how = peer_training(args, causalrn_text, size, sums)
+    return Measured(ms, text_rate(size, ms), f"{how}, {sums}")
+
+
+def peer_decode(args, size, _):
+    device, together = torch_device(args), 4 if args.smoke else 100
+    torch.manual_seed(1)
+    torch._dynamo.reset()
+    say, token = decoder(size, device)
+    progress("decode: PyTorch compiles its step")
+    call, how = warm_capture(say) if device == "cuda" else (say, "on the CPU")
+
+    def some():
+        for _ in range(together):
+            call()
+
+    ms = median_ms(some, 10, device) / together
+    if not 0 <= token.item() < size.V:
+        raise Skip(f"PyTorch says token {token.item()}")
+    return Measured(ms, f"{1e3 / ms:.0f} characters/s", f"torch {torch.__version__}, bf16, {how}")
+
+
 def peer_gpt(args, size, name):
     ms, how = peer_training(args, gpt, size, name)
     rate, of = gpt_rate(args, size, name, ms)
@@ -667,8 +757,8 @@ def peer_gateloop(args, size, scan):
     for how, mix in gate_ways(scan):
         try:
             ms, note = peer_training(args, functools.partial(gateloop, mix), size, "gateloop")
-            tokens = f"{1e-3 * size.T * size.B / ms:.2f} Mtokens/s"
-            return Measured(ms, tokens, "; ".join([f"{note}, {scan} {how}", *failed]))
+            return Measured(ms, text_rate(size, ms),
+                            "; ".join([f"{note}, {scan} {how}", *failed]))
         except Exception as e:  # of PyTorch's compiler, or memory: the next way
             traceback.print_exc()
             failed.append(f"not {how}: {first_line(e)}")
@@ -941,7 +1031,8 @@ def program(path, how):
 def run_program(command):
     print("$ " + " ".join(command), file=sys.stderr, flush=True)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace",
+                              check=False)
     except OSError as e:
         raise Skip(f"{command[0]}: {e.strerror}")
     if done.returncode:
@@ -1026,14 +1117,64 @@ def gate_command(args, size, text="RANDOM.txt"):
     return command + [word for k, v in zip(names, size[1:]) for word in (f"--{k}", str(v))]
 
 
+def random_text(directory, n=2**20):
+    """A file of n random bytes."""
+    path = os.path.join(directory, "random.txt")
+    with open(path, "wb") as f:
+        f.write(random.Random(1).randbytes(n))
+    return path
+
+
 def our_gateloop(args, size, _):
     program(args.gateloop_trainer, "make cuda, or --gateloop-trainer BIN")
     with tempfile.TemporaryDirectory() as d:
-        text = os.path.join(d, "random.txt")
-        with open(text, "wb") as f:
-            f.write(random.Random(1).randbytes(2**20))
-        ms, how = trained(gate_command(args, size, text), d)
-    return Measured(ms, f"{1e-3 * size.T * size.B / ms:.2f} Mtokens/s", how)
+        ms, how = trained(gate_command(args, size, random_text(d)), d)
+    return Measured(ms, text_rate(size, ms), how)
+
+
+def wide_command(args, size, *others):
+    sizes = zip(("context", "batch-size", "channels", "hidden", "layers"), size[1:])
+    return [args.trainer, "--task", "text", "--vocab", "bytes", "--model", "linear",
+            *(word for k, v in sizes for word in (f"--{k}", str(v))), *others]
+
+
+def wide_step_command(args, size, text="RANDOM.txt"):
+    return wide_command(args, size, "--text", text, "--lr", "5e-4", "--warmup", "0", "--steps",
+                        str(args.steps), "--eval-batches", "1", "--save-every", "0")
+
+
+wide_output = []  # what trained returned, once for both rows
+
+
+def our_wide(args, size, _):
+    program(args.trainer, "make cuda, or --trainer BIN")
+    if not wide_output:
+        with tempfile.TemporaryDirectory() as d:
+            wide_output.append(trained(wide_step_command(args, size, random_text(d)), d))
+    ms, how = wide_output[0]
+    return Measured(ms, text_rate(size, ms), how)
+
+
+def decode_command(args, size, samples):
+    return wide_command(args, size, "--steps", "0", "--temperature", "0.7", "--sample",
+                        str(samples))
+
+
+def our_decode(args, size, samples):
+    program(args.trainer, "make cuda, or --trainer BIN")
+    differences = []
+    for _ in range(3):
+        seconds = []
+        for n in samples:
+            start = time.perf_counter()
+            run_program(decode_command(args, size, n))
+            seconds.append(time.perf_counter() - start)
+        differences.append(seconds[1] - seconds[0])
+    n, seconds = samples[1] - samples[0], statistics.median(differences)
+    if seconds <= 0:
+        raise Skip(f"{n} characters more took {seconds:.3f} s")
+    return Measured(1e3 * seconds / n, f"{n / seconds:.0f} characters/s",
+                    f"{n} characters, median of 3")
 
 
 def ladder_command(args, name):
@@ -1298,6 +1439,16 @@ def works(args):
                        our_attention, peer_attention,
                        attention_commands(args, direction, version)[-1], "train_gpt2.cu"
                        if version == "trainer" else "dev/attention/attention_hopper.cuh")
+    size = TINY_WIDE if args.smoke else WIDE
+    text = "V={} T={} B={} C={} H={} L={}".format(*size)
+    for sums in SUMS:
+        yield ("linear-768", f"linear CausalRN step {text}, {sums}", (args, size, sums), our_wide,
+               peer_wide, wide_step_command(args, size), "train_causalrn.cu")
+    samples = TINY_SAMPLES if args.smoke else SAMPLES
+    size = size._replace(T=samples[1], B=1)
+    yield ("decode-768", "linear CausalRN, a character C={} H={} L={}".format(*size[3:]),
+           (args, size, samples), our_decode, peer_decode,
+           decode_command(args, size, samples[1]), "train_causalrn.cu")
     yield from delta_works(args)
     size = TINY_GATELOOP if args.smoke else GATELOOP
     text = "V={} T={} B={} C={} F={} L={}".format(*size)
@@ -1391,7 +1542,7 @@ def main(argv):
                                 formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--only", nargs="+", metavar="NAME", help="these kinds of rows",
                    choices=(*MODELS, *GPTS, *SCANS, "scan", "attention", "delta", "gla",
-                            "deltanet-length", "gateloop"))
+                            "deltanet-length", "gateloop", "linear-768", "decode-768"))
     p.add_argument("--trainer", default="./train_causalrn_gpu", metavar="BIN")
     p.add_argument("--gpt2-trainer", default="./train_gpt2_gpu", metavar="BIN")
     p.add_argument("--cumsum", metavar="BIN", help="the ladder dev/cumsum/cumsum.cu, built")
@@ -1439,7 +1590,7 @@ def main(argv):
         if args.only and name not in args.only:
             continue
         if args.dry_run:
-            compiled = name in (*MODELS, *GPTS, "gateloop")
+            compiled = name in (*MODELS, *GPTS, "gateloop", "linear-768", "decode-768")
             print(f"{text}\n  ours: {' '.join(command)}\n  peer: {peer.__name__}"
                   f"{arguments[1:]}" + (f", torch.compile mode {args.mode}" if compiled
                                         else f": torch.{name}" if name in SCANS else ""))

@@ -242,6 +242,34 @@ scaled() {
         "$FIGURES/data/lengths-$FIGURE-$1-seed$2.csv" 2>/dev/null
 }
 
+# refill TABLE NEW: of a table's rows, those whose first field the table NEW has become NEW's, the
+# others stay; dies where the headers differ. Both begin with a header.
+refill() {
+    [ ! -e "$1" ] || [ "$(head -n 1 "$1")" = "$(head -n 1 "$2")" ] || {
+        echo "error: $1: is of another size: $(head -n 1 "$1"); give FIGURES=DIR, or remove it" >&2
+        exit 3
+    }
+    awk -F , 'FNR == 1 { file++; if (file == 1) print; next }
+        file == 1 { if (!($1 in new)) order[++n] = $1; new[$1] = new[$1] $0 "\n"; next }
+        !($1 in new) { print; next }
+        !said[$1]++ { printf "%s", new[$1] }
+        END { for (i = 1; i <= n; i++) if (!said[order[i]]) printf "%s", new[order[i]] }' \
+        "$2" "$([ -e "$1" ] && echo "$1" || echo "$2")" >"$work/refilled" &&
+        cp "$work/refilled" "$1"
+}
+
+# kept CURVE FIELD: the median over seeds of what its data have as FIELD=VALUE above the log, or
+# nothing.
+kept() {
+    sed -nE "s/^# (RESULT .* )?$2=(-?[0-9.]+)( .*)?\$/\\2/p" "$FIGURES/data/$FIGURE-$1-seed"*.csv \
+        2>/dev/null | sort -g | awk '{ x[NR] = $1 } END { if (NR) print x[int((NR + 1) / 2)] }'
+}
+
+# holds WHAT CONDITION: print whether it does, awk's word; 1 if it does not.
+holds() {
+    awk "BEGIN { ok = $2; print \"RESULT must_hold=$1\", ok ? \"ok\" : \"FAILED\"; exit !ok }"
+}
+
 # first N WORDS...: the first N of them.
 first() { echo "${@:2:$1}"; }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # deltanet_length.sh: DeltaNet's time and memory are linear in T: a step over the same number of
 # tokens, 65536, in sequences of 64 to 65536, takes as long and as much memory. Two layers of 512
-# channels, heads of 128; parity of T bits. A softmax Transformer's time would grow with T.
+# channels, heads of 128; parity of T bits. A softmax Transformer's time would grow with T. Rows of
+# data/ of other T stay.
 FIGURE=deltanet_length STEPS=${STEPS:-30} THIN=1 TRAINER=${TRAINER:-./train_deltanet_gpu}
 TOKENS=${TOKENS:-65536} SIZES=${SIZES:-64 128 256 512 1024 2048 4096 8192 16384 32768 65536}
 . "$(dirname "$0")/common.sh"
@@ -31,10 +32,13 @@ if [ -z "$DRAW_ONLY" ]; then
         exit 3
     fi
     echo "T (B T = $TOKENS),Time of a step (ms),Memory (MiB)" >"$work/table"
+    [ ! -e "$table" ] || refill "$table" "$work/table" # another size is refused at once
     for T in $SIZES; do
         measure "$T" || failed=$((failed + 1))
     done
-    cp "$work/table" "$table"
+    refill "$table" "$work/table"
+    { head -n 1 "$table" && tail -n +2 "$table" | sort -n; } >"$work/sorted"
+    cp "$work/sorted" "$table"
 fi
 awk -F , 'NR == 2 { ms = $2; m = $3 } END { if (NR > 2)
     print "RESULT T=" $1 " ms=" $2 " times=" $2 / ms " MiB=" $3 " times_memory=" $3 / m }' "$table"

@@ -4,7 +4,8 @@
 # (GateLoop: one channel; CausalRN: eight layers of H = 384), bf16; MAD's selective copying, 16
 # symbols, no decoding. The median step of the last two thirds of STEPS. A T is left out, and with
 # it every longer one of that model, where a step takes more than 10 s, would if it took twice as
-# long as at the T before, or does not fit in memory. --full: 768 channels.
+# long as at the T before, or does not fit in memory. --full: 768 channels. Rows of data/ of models
+# that are not measured stay.
 FIGURE=throughput STEPS=${STEPS:-12} THIN=1 TOKENS=${TOKENS:-65536}
 . "$(dirname "$0")/models.sh"
 C=${CHANNELS:-$([ -z "$FULL" ] && echo 384 || echo 768)} HEAD=${HEAD:-128}
@@ -46,7 +47,9 @@ measure() {
 }
 
 if [ -z "$DRAW_ONLY" ]; then
-    echo "model,T (B T = $TOKENS),Million tokens a second,Memory (MiB),Step (ms)" >"$work/table"
+    rate="Million tokens a second"
+    echo "model,T (B T = $TOKENS; C = $C),$rate,Memory (MiB),Step (ms)" >"$work/table"
+    [ ! -e "$table" ] || refill "$table" "$work/table" # another size is refused at once
     for name in $MODELS; do
         model "$name" "$C" "$HEAD"
         [ -x "$trainer" ] || { echo "skipped: $name: $trainer is not built" && continue; }
@@ -61,7 +64,7 @@ if [ -z "$DRAW_ONLY" ]; then
         done
     done
     [ "$(wc -l <"$work/table")" -gt 1 ] || { echo "$FIGURE: nothing was measured" && exit 1; }
-    cp "$work/table" "$table"
+    refill "$table" "$work/table"
 fi
 [ -e "$table" ] || { echo "$FIGURE: no data, nothing to draw" && exit 1; }
 awk -F , 'NR > 1 { if (!($1 in from)) from[$1] = $5

@@ -16,8 +16,9 @@
 #include <getopt.h>
 #include <time.h>
 
-// BLOB: the hash of the ladder FILE with all of the repository that it includes, compiled with
-// FLAGS: -DBLOB="\"$(cat $(nvcc -MM FLAGS FILE | grep -o '\bdev/[^ ]*') | git hash-object --stdin)\""
+// BLOB: the hash of a ladder, FILE, with all of the repository that it includes; FLAGS with -arch:
+//   cat $(nvcc -MM FLAGS FILE | grep -o '\bdev/[^ ]*') | git hash-object --stdin
+// nvcc -DBLOB="\"HASH\""
 #ifndef BLOB
 #define BLOB "-"
 #endif

@@ -305,8 +305,8 @@ static __device__ inline uint32_t faded2(uint32_t x, float low, float high)
     return pack2(unpack(x, 0) * exp2_fast(low), unpack(x, 1) * exp2_fast(high));
 }
 
-// fade_left: a left operand of mma, rows g and g + 8 of x at four columns, times 2^(b_t - b_m) or,
-// SIGN -1, 2^(b_m - b_t): b at row g and the first of the columns, rows ld apart, b_m at that
+// fade_left: a left operand of mma, rows r and r + 8 of x at four columns, times 2^(b_t - b_m) or,
+// SIGN -1, 2^(b_m - b_t): b at row r and the first of the columns, rows ld apart, b_m at that
 // column, NULL: 0.
 template <int SIGN>
 static __device__ inline uint4 fade_left(uint4 x, const float *b, int ld, const float *b_m)
@@ -377,7 +377,7 @@ chunk_states_kernel(floatX *states, float *last, const float *first, GlaInputs i
         if (states)
             rows_store<N>(states + ((head * chunks + c) * DK + key + own) * DV + value, S, 1, DV,
                           DK - key - own, DV - value);
-        // fade: of tokens 2 l, 2 l + 1 of each 8, at the warp's keys g and g + 8, as an operand has
+        // fade: of tokens 2 l, 2 l + 1 of each 8, at the warp's keys r and r + 8, as an operand has
         // them; b_C - b_u is a sum from the end, b_t one from the start
 #pragma unroll
         for (int n = 0; n < 8; n++) {
@@ -612,15 +612,15 @@ template <int N>
 static __device__ inline void flow_sum(float *sum, const float acc[N / 8][4], const floatX *x,
                                        int ld_x, const float *b, int ld, int to, int from)
 {
-    const int g = threadIdx.x % WARP / 4;
+    const int top = threadIdx.x % WARP / 4;
 #pragma unroll
     for (int n = 0; n < N / 4; n++) {
         const int c = n / 2 * 8 + threadIdx.x % 4 * 2 + n % 2;
-        float y = (float)x[g * ld_x + c] * acc[n / 2][n % 2] +
-                  (float)x[(g + 8) * ld_x + c] * acc[n / 2][n % 2 + 2];
+        float y = (float)x[top * ld_x + c] * acc[n / 2][n % 2] +
+                  (float)x[(top + 8) * ld_x + c] * acc[n / 2][n % 2 + 2];
         for (int i = 4; i < WARP; i *= 2)
             y += __shfl_xor_sync(~0u, y, i);
-        if (g == 0)
+        if (top == 0)
             sum[c] = y * exp2_fast(end_at(b, to, ld, c) - end_at(b, from, ld, c));
     }
 }
@@ -633,10 +633,10 @@ static __device__ inline void grads_finish(floatX *out, size_t pitch, int rows, 
                                            const float *b, const float *own_b, int ld, int m,
                                            float sign)
 {
-    const int g = threadIdx.x % WARP / 4;
+    const int top = threadIdx.x % WARP / 4;
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {
-        const int r = g + i % 4 / 2 * 8, c = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
+        const int r = top + i % 4 / 2 * 8, c = i / 4 * 8 + threadIdx.x % 4 * 2 + i % 2;
         const float fade = exp2_fast(sign * (own_b[r * ld + c] - end_at(b, m, ld, c)));
         const float y = acc[i / 4][i % 4], diagonal = d[r * ld + c];
         d[r * ld + c] = (float)x[r * ld_x + c] * y;
@@ -906,10 +906,10 @@ typedef struct {
 } GlaKept;
 
 // gla_forward: o (B,T,NH,DV) = of every head, S_t = diag(exp(g_t)) S_{t-1} + k_t v_t^T, o_t = scale
-// S_t^T q_t: q, k (B,T,NH,DK), v (B,T,NH,DV), g (B,T,NH,DK) in [-30,0]. S_0 = initial
-// (B,NH,DK,DV), NULL: zero; final (B,NH,DK,DV) = S_T (CHUNK: unless NULL), may alias initial; kept
-// =. form: RECURRENT, DK, DV <= 256; or CHUNK if gla_form gives it, with floatX arrays and their
-// rows that start on 16 bytes.
+// S_t^T q_t: q, k (B,T,NH,DK), v (B,T,NH,DV), g (B,T,NH,DK) from LEAST_GATE to 0. S_0 = initial
+// (B,NH,DK,DV), NULL: zero; final (B,NH,DK,DV) = S_T unless NULL, may alias initial where no
+// backward pass follows, which reads initial and, by tokens, final; kept =. form: RECURRENT, DK,
+// DV <= 256; or CHUNK if gla_form gives it, with floatX arrays and their rows on 16 bytes.
 static void gla_forward(floatX *o, GlaKept kept, float *final, const floatX *q, const floatX *k,
                         const float *g, const floatX *v, const float *initial, GlaShape s, int form,
                         cudaStream_t stream)

@@ -16,8 +16,11 @@
 #include <getopt.h>
 #include <time.h>
 
+// BLOB: the hash of a ladder, FILE, with all of the repository that it includes; FLAGS with -arch:
+//   cat $(nvcc -MM FLAGS FILE | grep -o '\bdev/[^ ]*') | git hash-object --stdin
+// nvcc -DBLOB="\"HASH\""
 #ifndef BLOB
-#define BLOB "-" // git hash-object of the ladder: nvcc -DBLOB="\"$(git hash-object FILE)\""
+#define BLOB "-"
 #endif
 
 // CUDA_CHECK(call): die with the call's text and CUDA's reason unless it returns cudaSuccess.

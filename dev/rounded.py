@@ -18,14 +18,19 @@ import re
 import sys
 
 ROUND = """
-// rounded: x (n), NULL for none, = the nearest bf16, ties to even; what is not finite stays.
+// near: the bf16 nearest to x, ties to even; what is not finite stays.
+static inline float near(float x)
+{
+    union { float f; uint32_t u; } y = {x};
+    y.u = (y.u + 0x7fff + (y.u >> 16 & 1)) & 0xffff0000;
+    return isfinite(x) ? y.f : x;
+}
+
+// rounded: x (n), NULL for none, = the bf16 nearest to each.
 static void rounded(float *x, size_t n)
 {
-    for (size_t i = 0; i < n && x; i++) {
-        union { float f; uint32_t u; } y = {x[i]};
-        y.u = (y.u + 0x7fff + (y.u >> 16 & 1)) & 0xffff0000;
-        x[i] = isfinite(x[i]) ? y.f : x[i];
-    }
+    for (size_t i = 0; i < n && x; i++)
+        x[i] = near(x[i]);
 }
 
 """
@@ -114,6 +119,15 @@ MAMBA = {
         "conv_backward(": ("", "rounded({0}, N * 2 * H);"),
         "rmsnorm_backward(": ("", "rounded({0}, {5} * ({6}));")},
     "model_backward": {"matmul_backward(": MATMUL["matmul_backward("]}}
+# What the recurrence gives is rounded before the augmentation's part of dq, dk and dv, which the
+# oracle has made before, is added.
+ASIDE = ("float *own = (float *)alloc_zero(N * (P + K), sizeof *own, \"own\");"
+         "float *own_k = own + N * P;"
+         "memcpy(own, d.dqv, N * P * sizeof *own); memset(d.dqv, 0, N * P * sizeof *own);"
+         "memcpy(own_k, d.dk, N * K * sizeof *own); memset(d.dk, 0, N * K * sizeof *own);")
+ADDED = ("for (size_t i = 0; i < N * P; i++) d.dqv[i] = near(near(d.dqv[i]) + own[i]);"
+         "for (size_t i = 0; i < N * K; i++) d.dk[i] = near(d.dk[i]) + own_k[i];"
+         "free(own);")
 METALA = {
     "block_forward": {
         "normalize_forward(": ("", "rounded({0}, N * C);"),
@@ -140,7 +154,7 @@ METALA = {
         "gated_backward(d.dp": ("", "rounded({0}, N * C);"), # n's stays in registers
         "normalize_backward(": ("", "rounded({0}, N * C);"),
         "read_backward(": ("", "rounded({0}, N * C);"),
-        "gla_backward(": ("", "rounded({0}, N * P);"),
+        "gla_backward(": (ASIDE, ADDED),
         "gates_backward(": ("", "rounded({0}, N * K); rounded(p.low_w ? d.dk : NULL, N * K);"),
         # three parts of one product
         "matmul_backward(d.dxc, g.qv_w": ("", ""), "matmul_backward(d.dxc, g.a_w": ("", ""),
@@ -150,6 +164,10 @@ METALA = {
         "normalize_backward(": ("", "rounded({0}, N * C);")}}
 MODELS = {"train_deltanet.c": DELTANET, "train_gateloop.c": GATELOOP, "train_mamba.c": MAMBA,
           "train_metala.c": METALA}
+# By model and function: what is read as it is stored, and how it stands then.
+STORED = {"train_metala.c": {
+    "normalize_row_backward": ("(x[i] - mean) * rstd", "near((x[i] - mean) * rstd)"),
+    "read_backward": ("dqv[v + j] = a * e;", "dqv[v + j] = a * near(do_j) * r * (1 - r);")}}
 CALL = re.compile(r"(?:m->loss = )?\b(\w+\(([^;]*))\);")
 
 
@@ -164,10 +182,22 @@ def position(text, part, start=0):
     return at if at >= 0 else fail(3, f"the oracle: expected {part.strip()!r} in it")
 
 
+def extent(text, function):
+    """Where a function of the oracle starts and ends."""
+    start = position(text, f"\nstatic void {function}(")
+    return start, position(text, "\n}\n", start)
+
+
+def swapped(text, function, old, new):
+    """The text with all of `old` in one function as `new`."""
+    start, end = extent(text, function)
+    position(text[:end], old, start)
+    return text[:start] + text[start:end].replace(old, new) + text[end:]
+
+
 def body(text, function, rules):
     """The text with the calls of one function among roundings."""
-    start = position(text, f"\nstatic void {function}(")
-    end = position(text, "\n}\n", start)
+    start, end = extent(text, function)
     seen = set()
 
     def call(match):
@@ -187,8 +217,10 @@ def body(text, function, rules):
 
 
 def main(argv):
-    if len(argv) != 3 or os.path.basename(argv[1]) not in MODELS:
-        fail(2, f"expected rounded.py {'|'.join(MODELS)} OUT.c")
+    if len(argv) != 3 or not argv[2]:
+        fail(2, f"rounded.py: expected two files, train_MODEL.c OUT.c, got {argv[1:]}")
+    if os.path.basename(argv[1]) not in MODELS:
+        fail(2, f"{argv[1]}: expected an oracle with rules here: {', '.join(MODELS)}")
     if os.path.exists(argv[2]) and os.path.realpath(argv[1]) == os.path.realpath(argv[2]):
         fail(2, f"{argv[2]}: expected a file of its own to write, got the oracle")
     try:
@@ -199,7 +231,9 @@ def main(argv):
     model = MODELS[os.path.basename(argv[1])]
     for function, rules in model.items():
         text = body(text, function, rules)
-    at = position(text, f"// {next(iter(model))}: ")
+    for function, swap in STORED.get(os.path.basename(argv[1]), {}).items():
+        text = swapped(text, function, *swap)
+    at = position(text, "// " + "-" * 96) # the first section
     try:
         with open(argv[2], "w", encoding="utf-8") as f:
             f.write(text[:at] + ROUND.lstrip("\n") + text[at:])

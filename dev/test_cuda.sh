@@ -166,8 +166,21 @@ trained() {
         row "a run that goes on on the GPU, then on the CPU" "FAIL $(tail -n 2 "$dir/log")"
     # p - 1 for p near 1: an error of 5e-3 in logits of 10 is 5e-2 of it (measured: 4.6e-2), unless
     # the oracle rounds the same
+    [ "$model" = metala ] && local PRECISIONS=fp32 && early "$@"
     BF16_GRAD=$([ "${ROUNDED:-}" ] || echo 1e-1) agree "trained weights" --string-size 8 \
         --load "$dir/run/checkpoint.safetensors"
+}
+
+# early OPTIONS...: MetaLA's weights in BF16, after 60 steps. After 300 the gradients are not to be
+# held to 2e-2: where fp32's last bits turn one rounding over, S takes it to all later tokens, whose
+# roundings are then drawn anew. The oracle that rounds, 20 seeds of it, moved by 2^-20 before each
+# rounding, ten times each: the worst gradient is 2.5e-2 off or less in 90% of them, at most 8.5e-2
+# (by 2^-22: 1.1e-2, 4.0e-2); after 60 steps 6.3e-3 and 1.1e-2. Emulated, with sums in the oracle's
+# order, the program is held to 2e-2 after 300 steps too (dev/emulate/test.sh).
+early() {
+    $fp32 "$@" --steps 60 --out "$dir/early" >"$dir/log" 2>&1
+    PRECISIONS=bf16 agree "weights after 60 steps" --string-size 8 \
+        --load "$dir/early/checkpoint.safetensors"
 }
 
 # decodes NAME OPTIONS...: greedy decoding says the same as the CPU's
@@ -640,7 +653,7 @@ mamba_noncausal() {
 }
 
 # metala_checks: keys tied and free, every convolution, lengths around strips, blocks and chunks,
-# heads of every kernel, strong gates. One token's gradient of a_w and aug_w is rounding alone.
+# heads of every kernel, strong gates.
 metala_checks() {
     local t c o tool
     fails "--heads 1 --channels 512" 2 "heads of at most 256" $bf16 --channels 512 --heads 1
@@ -656,14 +669,12 @@ metala_checks() {
         FORM=chunk background losses "$o ten steps by chunks" 1e-2 $bf16 $o --key-channels 64
     done
     for t in 1 2 31 33 64 65 255 258 2048; do
-        [ $t = 1 ] && export BF16_GRAD=6e-2 || unset BF16_GRAD
         for c in 64 33; do
             background agree "T=$t C=$c B=1" --task text --text train_gpt2.c --context $t \
                 --batch-size 1 --channels $c --layers 1 --heads $((c % 2 ? 3 : 2)) \
                 --key-channels $((c % 2 ? 15 : 64))
         done
     done
-    unset BF16_GRAD
     for o in "1 128 64" "1 128 128" "1 64 40" "4 64 16" "1 160 130" "1 256 200" "2 256 128"; do
         set -- $o
         background agree "NH=$1 C=$2 K=$3" --heads $1 --channels $2 --key-channels $3 \

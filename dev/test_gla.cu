@@ -122,13 +122,19 @@ static void test_case(Case c)
                  (floatX *)after.device, dout, dfinal, kept, (float *)outs[FINAL].device, q, k,
                  (float *)g.device, v, initial, s, c.form, 0);
     reference(&c, refs, &g, in);
+    double largest = 0; // norm of a gradient
+    for (int i = DQ; i < OUTPUTS; i++)
+        largest = fmax(largest, compare(refs[i], 8, refs[i], 8, sizes[i], 0, 0).norm_ref);
     for (int i = 0; i < OUTPUTS; i++) {
         const double forward = X == 2 ? BOUND_FORWARD_BF16 : BOUND_FORWARD_FP32;
         const double grad = X == 2 ? BOUND_GRAD_BF16 : BOUND_GRAD_FP32;
-        const Comparison e = array_compare(&outs[i], refs[i], i <= FINAL ? forward : grad);
-        // where all gates are -30, dg by tokens is lost in rounding; the trainer takes 0 there
+        // where all gates are -30, dg is 1e-13, and by tokens less than what rounding leaves of the
+        // row sums of S D; it may be as far off as any other gradient
         const int lost = i == DG && c.gates == ALL_FADES && c.form == RECURRENT;
-        CHECK(e.ok || lost, "form %d B=%zu T=%zu NH=%zu DK=%zu DV=%zu, gates %d, states %d: %s: "
+        array_down(&outs[i]);
+        const Comparison e = compare(outs[i].host, 8, refs[i], 8, sizes[i],
+                                     i <= FINAL ? forward : grad, lost ? largest : 0);
+        CHECK(e.ok, "form %d B=%zu T=%zu NH=%zu DK=%zu DV=%zu, gates %d, states %d: %s: "
               "relative error %.3g, bound %g", c.form, c.B, c.T, c.NH, c.DK, c.DV, c.gates,
               c.stateful, NAMES[i], e.rel_l2, i <= FINAL ? forward : grad);
         free(refs[i]);

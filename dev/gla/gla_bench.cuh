@@ -503,17 +503,20 @@ static size_t wild(const BenchBuffer *b, BenchType type, size_t n, size_t width,
     return found;
 }
 
-// ladder_nan: a NaN in any input but the states must be seen in an output of its head, and in none
-// of another; returns the failures.
+// ladder_nan: a NaN in any input, states too, must be seen in an output of its head, and in none of
+// another; returns the failures.
 static int ladder_nan(Ladder *x, const BenchKernel *k, int backward)
 {
     BenchOutput outputs[OUTPUTS];
     const BenchOptions chosen = {k->num};
     const int count = ladder_outputs(outputs, x, backward);
     int failed = 0;
-    for (int i = 0; i <= (backward ? DOUT : V); i++) {
+    for (int i = 0; i < INPUTS; i++) {
+        if (!backward && (i == DOUT || i == DFINAL))
+            continue;
         const size_t size = bench_elem(ladder_type(i, 1)), at = ladder_elements(x, i, 1) / x->B / 2;
-        const size_t head = at / (i == V || i == DOUT ? x->DV : x->DK) % x->NH;
+        const size_t numbers = i > DOUT ? x->DK * x->DV : i == V || i == DOUT ? x->DV : x->DK;
+        const size_t head = at / numbers % x->NH;
         char saved[4], *p = (char *)x->in[i] + at * size;
         size_t seen = 0, spread = 0;
         CUDA_CHECK(cudaMemcpy(saved, p, size, cudaMemcpyDeviceToHost));

@@ -907,8 +907,8 @@ static __host__ __device__ inline int feature_rows(int each)
     return each < FEATURE_THREADS ? FEATURE_THREADS / each : 1;
 }
 
-// features_kernel: phi of q and k of qkv (N,3C) in their place, the last rows first: see tile_place.
-// A block has as many whole rows as its threads have packs for, at least one.
+// features_kernel: phi of q and k of qkv (N,3C) in their place, the last rows first: see
+// tile_place. A block has as many whole rows as its threads have packs for, at least one.
 template <int VEC> static __global__ void features_kernel(floatX *qkv, size_t N, int C)
 {
     typedef Pack<floatX, VEC> Each;
@@ -1496,8 +1496,8 @@ static void gelu_backward(floatX *dx, float *dbias, float *partial, const floatX
 // A block has SLAB of the 4C hidden channels, a warp SLAB_OWN of them, whose weights stay in its
 // registers, and walks over the tokens, SLAB_ROWS at a time, the next two tiles on their way. Lane
 // 4g + t has SLAB_LANE channels from SLAB_LANE t on: the order in which a warp's columns stand in
-// the products of mma is its own choice. 24 warps of 16 channels, which fit too, take a fifth longer
-// than 12 of 32: they store 32 bytes of a row at a time and read every tile twice as often.
+// the products of mma is its own choice. 24 warps of 16 channels, which fit too, take a fifth
+// longer than 12 of 32: they store 32 bytes of a row at a time and read every tile twice as often.
 enum { SLAB = 128, SLAB_WARPS = 4, SLAB_ROWS = 32, SLAB_STAGES = 3, SLAB_BLOCKS = 3 };
 enum { SLAB_OWN = SLAB / SLAB_WARPS, SLAB_LANE = SLAB_OWN / 4, SLAB_N = SLAB_OWN / 8 };
 

@@ -348,8 +348,7 @@ static __device__ inline void pair_r_tile(float (*rs)[ROWS_U], const floatX *ac,
                               vb[min(v + g + i / 2 * 8, T - 1)], c[i], H);
 }
 
-// pair_forward_row: one v against rows FIRST .. of two channels of u; those below `mask` see it
-// not.
+// pair_forward_row: one v against rows FIRST .. of two channels of u; not those below `mask`.
 template <int FIRST, int DIAGONAL>
 static __device__ __forceinline__ void pair_forward_row(float2 s[ROWS_U], float2 p[ROWS_U],
                                                         const float2 a[ROWS_U], float2 b,
@@ -1145,8 +1144,7 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
         }
 }
 
-// WITH_ROWS: the statement with P, VEC and WIDTH as constants, for H channels; plain: approx and
-// causal.
+// WITH_ROWS: the statement with P, VEC, WIDTH as constants, for H channels; plain: approx, causal.
 #define WITH_ROWS(H, plain, ...) \
     do { \
         const size_t p_ = linear_threads(H); \
@@ -1298,21 +1296,23 @@ static size_t weight_scratch(size_t N, size_t n, size_t OC)
 }
 
 // matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart;
-// this for `parts` of OC columns each of dout, their gradients `step` elements apart; dbias (OC),
-// NULL for none, += the column sums of the first part. partial (weight_scratch): scratch.
+// this for `parts` of OC columns each of dout, their gradients `step` elements apart, or 0: for one
+// that is multiplied with the rest of its row, as tensor cores want; dbias (OC), NULL for none, +=
+// the column sums of the first part. partial (weight_scratch): scratch.
 static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
                                    const floatX *dout, const floatX *inp, size_t N, size_t C,
                                    size_t OC, size_t pitch, size_t parts, cudaStream_t stream)
 {
-    const size_t n = parts * OC * C, rest = dbias ? OC : 0, slices = slices_of(N, n);
+    const size_t columns = parts ? parts * OC : pitch, n = columns * C, slices = slices_of(N, n);
     const Gemm g = {.out = partial, .x = dout, .y = inp, .type = CUDA_R_32F, .in = FLOATX_TYPE,
-                    .x_t = 1, .M = parts * OC, .N = C, .K = N / slices, .ld_out = C,
+                    .x_t = 1, .M = columns, .N = C, .K = N / slices, .ld_out = C,
                     .ld_x = pitch, .ld_y = C, .batch = slices, .out_step = n,
                     .x_step = N / slices * pitch, .y_step = N / slices * C};
     gemm(&g, stream);
     if (dbias)
         bias_slices(partial + slices * n, dout, N, OC, pitch, stream);
-    slices_sum(dweight, dbias, partial, slices, n, COLUMN_SLICES, rest, OC * C, step, stream);
+    slices_sum(dweight, dbias, partial, slices, n, COLUMN_SLICES, dbias ? OC : 0, OC * C, step,
+               stream);
 }
 
 // normalize_forward_kernel: a warp a row.
@@ -1592,7 +1592,7 @@ static void model_plan(Model *m, const Config *config)
     const size_t patch = m->device.D = task_patch(m->task, &config->task_options);
     size_t partial = input_scratch(B * T, V, C, patch);
     for (int k = 0; k <= 2; k++) // weight gradients: head_w, out_w, both sides
-        partial = std::max(partial, weight_scratch(B * T, k ? k * H * C : V * C, k == 1 ? C : H));
+        partial = std::max(partial, weight_scratch(B * T, k ? k * H * C : Vp * C, k == 1 ? C : H));
     const double std = 0.02, out_std = 0.02 / sqrt((double)L);
     const Tensor params[] = {
         {"wte", {patch ? 0 : V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},
@@ -1745,7 +1745,7 @@ static void model_backward(Model *m)
     const Acts acts = m->acts;
     const Dacts d = m->dacts;
     cudaStream_t stream = m->device.stream;
-    matmul_backward_weight(g.head_w, 0, NULL, d.partial, d.dlogits, acts.y, N, C, m->V, m->Vp, 1,
+    matmul_backward_weight(g.head_w, 0, NULL, d.partial, d.dlogits, acts.y, N, C, m->V, m->Vp, 0,
                            stream);
     matmul_backward_input(d.dr, d.dlogits, w.head_w, N, C, m->Vp, stream);
     normalize_backward(d.dx, d.dr, C, acts.y, acts.y_rstd, N, C, 1, stream);

@@ -1325,21 +1325,23 @@ static size_t weight_scratch(size_t N, size_t n, size_t OC)
 }
 
 // matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart;
-// this for `parts` of OC columns each of dout, their gradients `step` elements apart; dbias (OC),
-// NULL for none, += the column sums of the first part. partial (weight_scratch): scratch.
+// this for `parts` of OC columns each of dout, their gradients `step` elements apart, or 0: for one
+// that is multiplied with the rest of its row, as tensor cores want; dbias (OC), NULL for none, +=
+// the column sums of the first part. partial (weight_scratch): scratch.
 static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
                                    const floatX *dout, const floatX *inp, size_t N, size_t C,
                                    size_t OC, size_t pitch, size_t parts, cudaStream_t stream)
 {
-    const size_t n = parts * OC * C, rest = dbias ? OC : 0, slices = slices_of(N, n);
+    const size_t columns = parts ? parts * OC : pitch, n = columns * C, slices = slices_of(N, n);
     const Gemm g = {.out = partial, .x = dout, .y = inp, .type = CUDA_R_32F, .in = FLOATX_TYPE,
-                    .x_t = 1, .M = parts * OC, .N = C, .K = N / slices, .ld_out = C,
+                    .x_t = 1, .M = columns, .N = C, .K = N / slices, .ld_out = C,
                     .ld_x = pitch, .ld_y = C, .batch = slices, .out_step = n,
                     .x_step = N / slices * pitch, .y_step = N / slices * C};
     gemm(&g, stream);
     if (dbias)
         bias_slices(partial + slices * n, dout, N, OC, pitch, stream);
-    slices_sum(dweight, dbias, partial, slices, n, COLUMN_SLICES, rest, OC * C, step, stream);
+    slices_sum(dweight, dbias, partial, slices, n, COLUMN_SLICES, dbias ? OC : 0, OC * C, step,
+               stream);
 }
 
 // normalize_forward_kernel: a warp a row.
@@ -1633,7 +1635,7 @@ static void params_plan(Model *m)
 static size_t partial_size(const Model *m)
 {
     const size_t N = m->B * m->T, C = m->C, V = m->V, H = m->H;
-    const size_t sizes[] = {(3 * C + m->NH) * C, C * C, 2 * H * C, V * C};
+    const size_t sizes[] = {(3 * C + m->NH) * C, C * C, 2 * H * C, m->Vp * C};
     const size_t others[] = {token_scratch(N, V, C), norm_slices(N) * C,
                              norm_slices(N * m->NH) * (C / m->NH), CONV_SLICES * 3 * C * WINDOW};
     size_t most = 0;
@@ -1823,7 +1825,7 @@ static void model_backward(Model *m)
     const Acts acts = m->acts;
     const Dacts d = m->dacts;
     cudaStream_t stream = m->device.stream;
-    matmul_backward_weight(sums.head_w, 0, NULL, d.partial, d.dlogits, acts.y, N, C, m->V, m->Vp, 1,
+    matmul_backward_weight(sums.head_w, 0, NULL, d.partial, d.dlogits, acts.y, N, C, m->V, m->Vp, 0,
                            stream);
     matmul_backward_input(d.dr, d.dlogits, m->copies.head_w, N, C, m->Vp, stream);
     rmsnorm_backward(d.dx, sums.norm_w, d.partial, d.dr, acts.x + L * N * C, all.norm_w, N, C, 1,

@@ -1034,21 +1034,23 @@ static size_t weight_scratch(size_t N, size_t n, size_t OC)
 }
 
 // matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart;
-// this for `parts` of OC columns each of dout, their gradients `step` elements apart; dbias (OC),
-// NULL for none, += the column sums of the first part. partial (weight_scratch): scratch.
+// this for `parts` of OC columns each of dout, their gradients `step` elements apart, or 0: for one
+// that is multiplied with the rest of its row, as tensor cores want; dbias (OC), NULL for none, +=
+// the column sums of the first part. partial (weight_scratch): scratch.
 static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
                                    const floatX *dout, const floatX *inp, size_t N, size_t C,
                                    size_t OC, size_t pitch, size_t parts, cudaStream_t stream)
 {
-    const size_t n = parts * OC * C, rest = dbias ? OC : 0, slices = slices_of(N, n);
+    const size_t columns = parts ? parts * OC : pitch, n = columns * C, slices = slices_of(N, n);
     const Gemm g = {.out = partial, .x = dout, .y = inp, .type = CUDA_R_32F, .in = FLOATX_TYPE,
-                    .x_t = 1, .M = parts * OC, .N = C, .K = N / slices, .ld_out = C,
+                    .x_t = 1, .M = columns, .N = C, .K = N / slices, .ld_out = C,
                     .ld_x = pitch, .ld_y = C, .batch = slices, .out_step = n,
                     .x_step = N / slices * pitch, .y_step = N / slices * C};
     gemm(&g, stream);
     if (dbias)
         bias_slices(partial + slices * n, dout, N, OC, pitch, stream);
-    slices_sum(dweight, dbias, partial, slices, n, COLUMN_SLICES, rest, OC * C, step, stream);
+    slices_sum(dweight, dbias, partial, slices, n, COLUMN_SLICES, dbias ? OC : 0, OC * C, step,
+               stream);
 }
 
 // normalize_forward_kernel: a warp a row.
@@ -1338,7 +1340,7 @@ static void params_plan(Model *m)
 static size_t partial_size(const Model *m)
 {
     const size_t N = m->B * m->T, C = m->C, H = m->H, R = m->R, P = R + 2 * m->S;
-    const size_t sizes[] = {2 * H * C, P * H, H * R, C * H, m->V * C};
+    const size_t sizes[] = {2 * H * C, P * H, H * R, C * H, m->Vp * C};
     size_t most = std::max(token_scratch(N, m->V, C), COLUMN_SLICES * C);
     most = std::max(most, CONV_SLICES * H * (m->W + 1));
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -1534,7 +1536,7 @@ static void model_backward(Model *m)
     const Dacts d = m->dacts;
     cudaStream_t stream = m->device.stream;
     matmul_backward_weight(g.head_w, 0, NULL, d.partial, d.dlogits, m->acts.last, N, C, m->V,
-                           m->Vp, 1, stream);
+                           m->Vp, 0, stream);
     matmul_backward_input(d.dx, d.dlogits, m->copies.head_w, N, C, m->Vp, stream);
     for (size_t l = m->L; l-- > 0;)
         block_backward(m, layer_acts(m, l), layer_params(m, &p, l), layer_params(m, &g, l),

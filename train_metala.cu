@@ -1469,21 +1469,23 @@ static size_t weight_scratch(size_t N, size_t n, size_t OC)
 }
 
 // matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart;
-// this for `parts` of OC columns each of dout, their gradients `step` elements apart; dbias (OC),
-// NULL for none, += the column sums of the first part. partial (weight_scratch): scratch.
+// this for `parts` of OC columns each of dout, their gradients `step` elements apart, or 0: for one
+// that is multiplied with the rest of its row, as tensor cores want; dbias (OC), NULL for none, +=
+// the column sums of the first part. partial (weight_scratch): scratch.
 static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
                                    const floatX *dout, const floatX *inp, size_t N, size_t C,
                                    size_t OC, size_t pitch, size_t parts, cudaStream_t stream)
 {
-    const size_t n = parts * OC * C, rest = dbias ? OC : 0, slices = slices_of(N, n);
+    const size_t columns = parts ? parts * OC : pitch, n = columns * C, slices = slices_of(N, n);
     const Gemm g = {.out = partial, .x = dout, .y = inp, .type = CUDA_R_32F, .in = FLOATX_TYPE,
-                    .x_t = 1, .M = parts * OC, .N = C, .K = N / slices, .ld_out = C,
+                    .x_t = 1, .M = columns, .N = C, .K = N / slices, .ld_out = C,
                     .ld_x = pitch, .ld_y = C, .batch = slices, .out_step = n,
                     .x_step = N / slices * pitch, .y_step = N / slices * C};
     gemm(&g, stream);
     if (dbias)
         bias_slices(partial + slices * n, dout, N, OC, pitch, stream);
-    slices_sum(dweight, dbias, partial, slices, n, COLUMN_SLICES, rest, OC * C, step, stream);
+    slices_sum(dweight, dbias, partial, slices, n, COLUMN_SLICES, dbias ? OC : 0, OC * C, step,
+               stream);
 }
 
 // normalize_forward_kernel: a warp a row.
@@ -1775,7 +1777,7 @@ static void params_plan(Model *m)
 static size_t partial_size(const Model *m)
 {
     const size_t N = m->B * m->T, C = m->C, K = m->K, H = m->H;
-    const size_t sizes[] = {(K + C) * C, C * C, K * C, RANK * C, K * RANK, 2 * H * C, m->V * C};
+    const size_t sizes[] = {(K + C) * C, C * C, K * C, RANK * C, K * RANK, 2 * H * C, m->Vp * C};
     size_t most = std::max(token_scratch(N, m->V, C), COLUMN_SLICES * K);
     most = std::max(most, CONV_SLICES * C * m->W);
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
@@ -2033,7 +2035,7 @@ static void model_backward(Model *m)
     const Dacts d = m->dacts;
     cudaStream_t stream = m->device.stream;
     matmul_backward_weight(m->grads.head_w, 0, NULL, d.partial, d.dlogits, m->acts.y, N, C, m->V,
-                           m->Vp, 1, stream);
+                           m->Vp, 0, stream);
     matmul_backward_input(d.dr, d.dlogits, m->copies.head_w, N, C, m->Vp, stream);
     normalize_backward(d.dx, d.dr, C, m->acts.y, m->acts.rstd, N, C, 1, stream);
     for (size_t l = m->L; l-- > 0;)

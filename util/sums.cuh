@@ -25,9 +25,9 @@ static inline size_t slices_of(size_t N, size_t size)
 }
 
 // A sum over slices: out += the sum over slices of partial (slices,n), in order; out has n elements
-// in parts of `part`, whose starts are `step` apart. rest_out (rest) += the same of
-// (rest_slices,rest), which follows partial. n + rest < 2^32: a division of 64 bits takes longer
-// than the sum.
+// in parts of `part`, whose starts are `step` apart; step 0: the first part alone. rest_out (rest)
+// += the same of (rest_slices,rest), which follows partial. n + rest < 2^32: a division of 64 bits
+// takes longer than the sum.
 typedef struct {
     float *out, *rest_out;
     const float *partial;
@@ -43,7 +43,7 @@ static __device__ inline void slices_element(SlicesSum s, uint32_t i)
     const int count = i < s.n ? s.slices : s.rest_slices;
     const size_t pitch = i < s.n ? s.n : s.rest;
     float sum = 0;
-    if (i >= s.n + s.rest)
+    if (i >= s.n + s.rest || (i < s.n && i >= part && !s.step))
         return;
     const float *partial = s.partial + (i < s.n ? i : s.slices * s.n + i - s.n);
     for (int first = 0; first < count; first += SLICES) {

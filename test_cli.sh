@@ -741,12 +741,12 @@ test_interrupt() {
     is "exit code after SIGTERM during an evaluation" 143 $code
     is "the step it saves" 2 "$(saved_step long)"
     has "RESULT without an evaluation" "^RESULT .*steps=2 first_99=-1 ms_per_step=" "$tmp/int"
-    [ $arch = deltanet ] || [ $arch = gateloop ] && test_interrupted_sample
 }
 
 # A model without learned positions speaks for hours: Ctrl-C ends it, and what it said is printed.
 test_interrupted_sample() {
     local pid n
+    [ -n "$(trap -p INT)" ] && return # see test_interrupt
     seq 100 >numbers
     set -m
     "$train" --task text --text numbers --context 6 --layers 1 --channels 8 --$size 8 --steps 1 \
@@ -1023,6 +1023,8 @@ test_seeds
 test_memory
 if [ $arch = gpt2 ]; then
     test_published
+elif [ $arch = deltanet ] || [ $arch = gateloop ]; then
+    test_interrupted_sample
 elif [ $arch = causalrn ]; then
     test_resume_killed
     test_interrupt

@@ -240,6 +240,14 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
             "model of longer sequences", o->sample, o->prompt_n, o->read_n, T, T + 1);
 }
 
+// decode_check: die over position t of a model that has learned T of them.
+static inline void decode_check(size_t t, size_t T)
+{
+    if (t >= T)
+        die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
+            "hint: train on longer sequences", t, T);
+}
+
 // task_print: a word, then tokens (n) as text on stdout.
 static inline void task_print(const Task *task, const TaskOptions *options, const char *word,
                               const int *tokens, size_t n)

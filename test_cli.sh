@@ -465,9 +465,9 @@ test_refused_texts() {
     fi
 }
 
-# ---- state tracking
+# ---- images
 
-# Images: half of 8 are evaluated on; a trainer that reads none does not know their options.
+# Half of 8 images are evaluated on; a trainer that reads none does not know their options.
 test_images() {
     local i images="--task images --causal no --layers 1 --channels 8 --$size 8 --batch-size 4"
     if [ $arch != causalrn ] && [ $arch != gpt2 ]; then
@@ -500,6 +500,8 @@ test_images() {
     refused 3 "made with --patch 2, this run has 4" $images --images flat --patch 4 \
         --load images/checkpoint.safetensors
 }
+
+# ---- state tracking
 
 # Every task is trained at its lengths and evaluated beyond them; what is asked of it is in its
 # checkpoint, the lengths of evaluations are not.

@@ -26,14 +26,6 @@ static inline size_t task_longest(TaskShape shape)
     return shape.T > shape.eval_T ? shape.T : shape.eval_T;
 }
 
-// decode_check: die over position t of a model that has learned T of them.
-static inline void decode_check(size_t t, size_t T)
-{
-    if (t >= T)
-        die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
-            "hint: train on longer sequences", t, T);
-}
-
 // One batch: what the model reads, what it should say and what it says. B and T are those of the
 // sequences in it; rows is the B it was made for. Of images the inputs are 0 and patches are read.
 typedef struct {
@@ -130,8 +122,8 @@ static inline void task_batch(const Task *task, const TaskOptions *options, uint
     const size_t B = batch->B, T = batch->T, D = batch->D = task_patch(task, options);
     if (D && !batch->patches)
         batch->patches = (float *)alloc_zero(size_mul(B, T * D, "batch"), sizeof(float), "batch");
-    if (!task->symbols && !options->text.train.n && !options->text.val.n)
-        die(EXIT_FAIL, "--task text: a batch is asked for before task_open");
+    if (task->fill ? !task->symbols && !options->text.train.n && !options->text.val.n : !D)
+        die(EXIT_FAIL, "--task %s: a batch is asked for before task_open", task->name);
 #pragma omp parallel for
     for (size_t b = 0; b < B; b++) {
         const uint64_t own = stream + (uint64_t)number * B + b;

@@ -76,24 +76,23 @@ shape_of() {
 
 # fit NAMES...: with TIME, STEPS = what the slowest of these models makes in it, if that is fewer.
 fit() {
-    local name ms slowest=0 kept=$RUNS/$FIGURE/steps
+    local name ms slowest=0 file=$RUNS/$FIGURE/steps
     [ "$TIME" -gt 0 ] && [ -z "$DRAW_ONLY" ] || return 0
-    for name in $([ -e "$kept" ] || echo "$@"); do
+    for name in $([ -e "$file" ] || echo "$@"); do
         shape_of "$name"
         [ -x "$trainer" ] || continue
         merge "${shape[@]}" --steps 12 --warmup 0 --eval-batches 1 --save-every 0 $EXTRA
         "$trainer" "${options[@]}" --out "$work/fit-$name" >"$work/fit" 2>&1 ||
             { echo "FAILED: $name: $(grep -m 1 '^error' "$work/fit")" && exit 1; }
-        ms=$(awk -F , '$2 == "train" { print $7 }' "$work/fit-$name/log.csv" | tail -n 8 |
-            sort -g | sed -n 4p)
+        ms=$(awk -F , '$2 == "train" { print $7 }' "$work/fit-$name/log.csv" | tail -n 8 | median)
         rm -rf "$work/fit-$name"
         echo "$name: $ms ms a step"
         slowest=$(awk "BEGIN { print ($ms > $slowest ? $ms : $slowest) }")
     done
-    [ -e "$kept" ] || awk "BEGIN { n = $slowest > 0 ? int(1000 * $TIME / $slowest) : $STEPS
-        print (n < 1 ? 1 : n < $STEPS ? n : $STEPS) }" >"$kept"
-    STEPS=$(cat "$kept")
-    number "$kept" "$STEPS" 1
+    [ -e "$file" ] || awk "BEGIN { n = $slowest > 0 ? int(1000 * $TIME / $slowest) : $STEPS
+        print (n < 1 ? 1 : n < $STEPS ? n : $STEPS) }" >"$file"
+    STEPS=$(cat "$file")
+    number "$file" "$STEPS" 1
     echo "$FIGURE: $STEPS steps a run, for TIME=$TIME"
 }
 

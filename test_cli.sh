@@ -485,7 +485,7 @@ test_images() {
     works $images --images flat --steps 3 --eval-every 2 --out images
     has "images" "^images: flat, .*: 4 to train on, 4 to evaluate on, 4 x 4 x 1, 2 classes" \
         "$tmp/out"
-    has "images, evaluated" "^step 2: .* loss [0-9.]+, accuracy [0-9.]+%" "$tmp/out"
+    has "images, evaluated" "^step 2: held out: loss [0-9.]+, accuracy [0-9.]+%" "$tmp/out"
     has "images" "^RESULT task=images .*patches=4 .*accuracy=[0-9.]+ loss=[0-9.]+" "$tmp/out"
     works $images --images flat --load images/checkpoint.safetensors --steps 0
     works $images --$kind $other --images flat --steps 0 --dump images.dump
@@ -494,6 +494,7 @@ test_images() {
     refused 2 "--images is for --task images" $small --images flat
     refused 2 "--patch 3: .* 4 x 4; expected a patch that divides" $images --images flat --patch 3
     refused 2 "--sample: --task images" $images --images flat --sample 3
+    refused 2 "--curve: --task images has no accuracy by length" $images --images flat --curve curve
     refused 2 "images/log.csv: expected a file that is no" $images --images images/log.csv \
         --out images --force
     refused 3 "fox: expected a file of images" $images --images fox

@@ -156,6 +156,7 @@ typedef struct {
     double nats, score, targets, sequences, characters, chance;
     const char *curve;
     size_t V, T, *wanted, *said, *hit, *asked, *right; // three of (V), two of (T)
+    int held_out; // of a file, which is no fresh data
 } Evaluation;
 
 // task_eval_batches: how many batches an evaluation takes, where B sequences are trained on
@@ -220,6 +221,7 @@ static inline void evaluation_add(Evaluation *e, const Task *task, const TaskOpt
     e->sequences += (double)rows;
     e->chance = task->chance;
     e->curve = options->curve;
+    e->held_out = !task->fill || !task->symbols;
     if (task->chance >= 0)
         evaluation_count(e, batch, task->shape(options).V, task->restart);
     if (!task->symbols)
@@ -279,7 +281,7 @@ static inline LogRow evaluation_row(Evaluation *e, long step)
         memset(e, 0, sizeof *e);
     }
     LogRow row = {step, "val", e->nats / e->targets, e->score / e->sequences, 0, 0, 0, 0, 0, 0, 0,
-                  0, 0};
+                  0, 0, e->held_out};
     double tokens = 0;
     if (e->characters > 0)
         row.bits = e->nats / log(2.0) / e->characters;

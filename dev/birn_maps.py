@@ -24,6 +24,10 @@ from causalrn import (CHOICES, Trouble, Variant, dump_check, normalize, psi,  # 
 from gateloop_maps import picture, write_table  # noqa: E402
 
 
+class Usage(Trouble):
+    """An option that does not fit the dump."""
+
+
 def dumped(path):
     """(tensors, variant, patch) of a dump of a BiRN that reads images."""
     tensors, metadata = read_safetensors(path)
@@ -74,8 +78,9 @@ def grid_rows(args, P):
     """Rows of the grid of P patches."""
     rows = args.rows or math.isqrt(P)
     if P % rows or (not args.rows and rows * rows != P):
-        raise Trouble(f"{args.dump}: {P} patches are no square; expected --rows, the rows of "
-                      "patches of an image")
+        what = f"do not make {rows} rows" if args.rows else "are no square"
+        raise Usage(f"{args.dump}: {P} patches {what}; expected --rows, the rows of patches of "
+                    "an image")
     return rows
 
 
@@ -106,10 +111,12 @@ def maps(args):
     L, B = tensors["acts.a"].shape[:2]
     layers = [n - 1 for n in args.layers] if args.layers else [L - 1]
     if not all(0 <= layer < L for layer in layers):
-        raise Trouble(f"--layers: expected some of 1 to {L}")
+        raise Usage(f"--layers: expected some of 1 to {L}")
+    if args.images and args.images > B:
+        raise Usage(f"--images {args.images}: {args.dump} has {B}; expected no more")
     rows = grid_rows(args, tensors["acts.patches"].shape[1] - 1)
     table, pictures, heats, worst = [], [], {}, 0
-    for n in range(min(args.images, B)):
+    for n in range(args.images or min(8, B)):
         pictures.append(image_of(tensors["acts.patches"][n, :-1], p, rows))
         flat = np.concatenate(pictures[n].transpose(2, 0, 1))
         table += [(f"image{n}", "", *cell) for cell in grid(flat)]
@@ -134,7 +141,7 @@ def main(argv):
     parser.add_argument("--out", metavar="PICTURE")
     parser.add_argument("--svg", action="store_true", help="draw one beside it")
     parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="to draw [the last]")
-    parser.add_argument("--images", type=int, default=8, metavar="N", help="of the batch, 8")
+    parser.add_argument("--images", type=int, metavar="N", help="of the batch [8, or all]")
     parser.add_argument("--rows", type=int, metavar="N",
                         help="of patches, where an image is no square")
     parser.add_argument("--bound", type=float, default=1e-2, help="on the error of o, 1e-2")
@@ -143,11 +150,15 @@ def main(argv):
     for name in ("images", "rows"):
         if getattr(args, name) is not None and getattr(args, name) < 1:
             parser.error(f"--{name}: expected at least 1, got {getattr(args, name)}")
+    if not 0 < args.bound < math.inf:
+        parser.error(f"--bound: expected a number above 0, got {args.bound}")
+    if args.out and not os.path.splitext(args.out)[1]:
+        args.out += ".png"
     try:
         return maps(args)
     except Trouble as e:
         print(f"error: {e}", file=sys.stderr)
-        return 3
+        return 2 if isinstance(e, Usage) else 3
 
 
 if __name__ == "__main__":

@@ -227,6 +227,10 @@ curve() {
         echo "skipped: $name: $trainer is not built"
         return
     fi
+    if [ -n "$DUMP" ] && [ ! -x "$DUMPER" ]; then # before the run, not after it
+        echo "skipped: $name: $DUMPER, which writes its dump, is not built: make cpu"
+        return
+    fi
     if [ -n "$LENGTHS" ]; then
         offers "$@" || return
     fi

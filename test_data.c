@@ -705,6 +705,10 @@ static void test_state_refused(void)
     task_batch(&TASKS[PARITY], &o, 1, STREAM_TRAIN, 0, &batch);
     CHECK(batch.B == 13 && batch.T == 39, "B %zu, T %zu", batch.B, batch.T);
     batch_free(&batch);
+    o = state_options_of(0, 0, 10, 20);
+    batch = state_batch(PARITY, &o, 1, STREAM_EVAL, 3);
+    CHECK(batch.B == 3 && batch.T == 19, "shorter ones: B %zu, T %zu", batch.B, batch.T);
+    batch_free(&batch);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -776,6 +780,7 @@ static void test_batch_check(void)
     const int bad[] = {29, 30, -2, INT32_MIN, INT32_MAX};
     Batch batch = copying_batch(3, 1, STREAM_TRAIN, 0, 3);
     int *input = &batch.inputs[batch.T + 2], *target = &batch.targets[batch.T + 2];
+    char place[64];
     *input = 28;
     *target = IGNORE;
     CHECK(run_child(check_batch, &batch).code == 0, "token 28 and target -1 are fine");
@@ -793,6 +798,13 @@ static void test_batch_check(void)
         expect_die(check_batch, &batch, EXIT_DATA, "row 1, position 2");
         expect_die(check_batch, &batch, EXIT_DATA, got);
     }
+    const size_t last = batch.B * batch.T - 1;
+    for (size_t i = 0; i <= last; i++)
+        batch.targets[i] = i == last ? 28 : IGNORE;
+    CHECK(batch_targets(&batch) == 1, "the last target counts: %g", batch_targets(&batch));
+    batch.inputs[last] = 29;
+    snprintf(place, sizeof place, "row 2, position %zu", batch.T - 1);
+    expect_die(check_batch, &batch, EXIT_DATA, place);
     batch_free(&batch);
 }
 

@@ -26,14 +26,6 @@ static inline size_t task_longest(TaskShape shape)
     return shape.T > shape.eval_T ? shape.T : shape.eval_T;
 }
 
-// decode_check: die over position t of a model that has learned T of them.
-static inline void decode_check(size_t t, size_t T)
-{
-    if (t >= T)
-        die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
-            "hint: train on longer sequences", t, T);
-}
-
 // One batch: what the model reads, what it should say and what it says. B and T are those of the
 // sequences in it; rows is the B it was made for. Of images the inputs are 0 and patches are read.
 typedef struct {
@@ -130,8 +122,8 @@ static inline void task_batch(const Task *task, const TaskOptions *options, uint
     const size_t B = batch->B, T = batch->T, D = batch->D = task_patch(task, options);
     if (D && !batch->patches)
         batch->patches = (float *)alloc_zero(size_mul(B, T * D, "batch"), sizeof(float), "batch");
-    if (!task->symbols && !options->text.train.n && !options->text.val.n)
-        die(EXIT_FAIL, "--task text: a batch is asked for before task_open");
+    if (task->fill ? !task->symbols && !options->text.train.n && !options->text.val.n : !D)
+        die(EXIT_FAIL, "--task %s: a batch is asked for before task_open", task->name);
 #pragma omp parallel for
     for (size_t b = 0; b < B; b++) {
         const uint64_t own = stream + (uint64_t)number * B + b;
@@ -164,6 +156,7 @@ typedef struct {
     double nats, score, targets, sequences, characters, chance;
     const char *curve;
     size_t V, T, *wanted, *said, *hit, *asked, *right; // three of (V), two of (T)
+    int held_out; // of a file, which is no fresh data
 } Evaluation;
 
 // task_eval_batches: how many batches an evaluation takes, where B sequences are trained on
@@ -228,6 +221,7 @@ static inline void evaluation_add(Evaluation *e, const Task *task, const TaskOpt
     e->sequences += (double)rows;
     e->chance = task->chance;
     e->curve = options->curve;
+    e->held_out = !task->fill || !task->symbols;
     if (task->chance >= 0)
         evaluation_count(e, batch, task->shape(options).V, task->restart);
     if (!task->symbols)
@@ -287,7 +281,7 @@ static inline LogRow evaluation_row(Evaluation *e, long step)
         memset(e, 0, sizeof *e);
     }
     LogRow row = {step, "val", e->nats / e->targets, e->score / e->sequences, 0, 0, 0, 0, 0, 0, 0,
-                  0, 0};
+                  0, 0, e->held_out};
     double tokens = 0;
     if (e->characters > 0)
         row.bits = e->nats / log(2.0) / e->characters;

@@ -130,7 +130,7 @@ static inline void task_options(Options *options, int *task, TaskOptions *o)
     };
     const Option at_the_end[] = {
         {"eval-batches", OPT_INT, &o->eval_batches, "0", 0, 1e9, "batches", RUNTIME,
-         "of an evaluation, 0 = one, text: all that is held out"},
+         "of an evaluation, 0 = one; text, images: all that is held out"},
         {"sample", OPT_INT, &o->sample, "0", 0, 1e9, "tokens", RUNTIME, "let the model speak"},
         {"prompt", OPT_STRING, &o->prompt, NULL, 0, 0, "TEXT", RUNTIME,
          "what it goes on from [text: a line feed or, for gpt2, the end of a text]"},
@@ -213,6 +213,9 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
         options->data_checksum = o->images.checksum;
     }
     task_eval_rows(task->shape(o), (size_t)t->batch_size);
+    if (o->curve && task->chance < 0)
+        die(EXIT_USAGE, "--curve: --task %s has no accuracy by length; expected a task of "
+            "states or recall, or no --curve", task->name);
     if (o->curve)
         curve_check(o->curve, t->out);
     if (o->prompt && !o->sample)
@@ -238,6 +241,14 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
         die(EXIT_USAGE, "--sample %d: after a prompt of %zu tokens the model would read %zu, it "
             "learns %zu positions\nhint: at most %zu tokens of prompt and --sample together, or a "
             "model of longer sequences", o->sample, o->prompt_n, o->read_n, T, T + 1);
+}
+
+// decode_check: die over position t of a model that has learned T of them.
+static inline void decode_check(size_t t, size_t T)
+{
+    if (t >= T)
+        die(EXIT_USAGE, "decoding: position %zu is past the %zu learned ones\n"
+            "hint: train on longer sequences", t, T);
 }
 
 // task_print: a word, then tokens (n) as text on stdout.

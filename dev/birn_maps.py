@@ -21,7 +21,11 @@ import numpy as np
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "ref"))
 from causalrn import (CHOICES, Trouble, Variant, dump_check, normalize, psi,  # noqa: E402
                       read_safetensors)
-from gateloop_maps import write_table  # noqa: E402
+from gateloop_maps import picture, write_table  # noqa: E402
+
+
+class Usage(Trouble):
+    """An option that does not fit the dump."""
 
 
 def dumped(path):
@@ -32,8 +36,10 @@ def dumped(path):
             raise Trouble(f"{path}: no tensor {name}; expected a --dump of train_causalrn with "
                           "--task images")
     dump_check(path, metadata, {**CHOICES._asdict(), "causal": ("no",)})
-    return (tensors, Variant(*(metadata[field] for field in Variant._fields)),
-            int(metadata["patch"]))
+    p, D = metadata.get("patch", ""), tensors["acts.patches"].shape[-1]
+    if not p.isdigit() or not int(p) or D % int(p) ** 2:
+        raise Trouble(f"{path}: metadata patch is {p!r}; expected a side of patches of {D} numbers")
+    return tensors, Variant(*(metadata[field] for field in Variant._fields)), int(p)
 
 
 def psi_of_cls(a, b, v):
@@ -46,7 +52,8 @@ def psi_of_cls(a, b, v):
 
 
 def heat_of(path, tensors, v, layer, image, bound):
-    """The share (P) of every patch; Trouble unless its parts give the layer's output at <CLS>."""
+    """The share (P) of every patch, and how far off the layer's output at <CLS> its parts are, of
+    1; Trouble if that is not below the bound."""
     a, b, o = (tensors[name][layer, image].astype(np.float64)
                for name in ("acts.a", "acts.b", "acts.o"))
     e = psi_of_cls(a, b, v)
@@ -71,8 +78,9 @@ def grid_rows(args, P):
     """Rows of the grid of P patches."""
     rows = args.rows or math.isqrt(P)
     if P % rows or (not args.rows and rows * rows != P):
-        raise Trouble(f"{args.dump}: {P} patches are no square; expected --rows, the rows of "
-                      "patches of an image")
+        what = f"do not make {rows} rows" if args.rows else "are no square"
+        raise Usage(f"{args.dump}: {P} patches {what}; expected --rows, the rows of patches of "
+                    "an image")
     return rows
 
 
@@ -81,21 +89,13 @@ def grid(values):
     return [(x, y, value) for y, row in enumerate(values) for x, value in enumerate(row)]
 
 
-def draw(args, pictures, heats, layers, labels):
+def draw(plt, pictures, heats, layers, labels):
     """A column for each image: the image, and under it the heat of each layer."""
-    try:
-        import matplotlib
-    except ImportError:
-        print("no picture: matplotlib is missing; pip install matplotlib", file=sys.stderr)
-        return 0 if args.optional else 1
-    matplotlib.use("Agg")
-    matplotlib.rcParams.update({"font.size": 8, "svg.hashsalt": "seq.c", "svg.fonttype": "none"})
-    import matplotlib.pyplot as plt
     figure, cells = plt.subplots(1 + len(layers), len(pictures), squeeze=False,
                                  figsize=(1.3 * len(pictures) + 0.4, 1.4 * (1 + len(layers))),
                                  layout="constrained")
-    for n, picture in enumerate(pictures):
-        shown = picture if picture.shape[2] in (3, 4) else picture[:, :, 0]
+    for n, image in enumerate(pictures):
+        shown = image if image.shape[2] in (3, 4) else image[:, :, 0]
         cells[0][n].imshow(shown, cmap="gray", interpolation="nearest")
         cells[0][n].set_title(f"class {labels[n]}", fontsize=8)
         for axes, layer in zip(cells[1:, n], layers):
@@ -103,15 +103,7 @@ def draw(args, pictures, heats, layers, labels):
             axes.set_ylabel(f"layer {layer + 1}" if n == 0 else "")
         for axes in cells[:, n]:
             axes.set(xticks=[], yticks=[])
-    for out in [args.out] + ([os.path.splitext(args.out)[0] + ".svg"] if args.svg else []):
-        try:
-            figure.savefig(out, dpi=160, metadata={"Date": None} if out.endswith("svg") else None)
-        except OSError as e:
-            raise Trouble(f"{out}: cannot write it: {e.strerror}")
-        except ValueError as e:  # an ending that names no format
-            raise Trouble(f"{out}: {e}")
-        print(out)
-    return 0
+    return figure
 
 
 def maps(args):
@@ -119,10 +111,12 @@ def maps(args):
     L, B = tensors["acts.a"].shape[:2]
     layers = [n - 1 for n in args.layers] if args.layers else [L - 1]
     if not all(0 <= layer < L for layer in layers):
-        raise Trouble(f"--layers: expected some of 1 to {L}")
+        raise Usage(f"--layers: expected some of 1 to {L}")
+    if args.images and args.images > B:
+        raise Usage(f"--images {args.images}: {args.dump} has {B}; expected no more")
     rows = grid_rows(args, tensors["acts.patches"].shape[1] - 1)
     table, pictures, heats, worst = [], [], {}, 0
-    for n in range(min(args.images, B)):
+    for n in range(args.images or min(8, B)):
         pictures.append(image_of(tensors["acts.patches"][n, :-1], p, rows))
         flat = np.concatenate(pictures[n].transpose(2, 0, 1))
         table += [(f"image{n}", "", *cell) for cell in grid(flat)]
@@ -134,7 +128,9 @@ def maps(args):
     print(f"{args.dump}: the pairs of <CLS> give its output to {worst:.2g}")
     write_table(args.csv, table, args.dump)
     labels = tensors["targets"][:, -1]
-    return draw(args, pictures, heats, layers, labels) if args.out else 0
+    if not args.out:
+        return 0
+    return picture(args, lambda plt: draw(plt, pictures, heats, layers, labels))
 
 
 def main(argv):
@@ -145,19 +141,24 @@ def main(argv):
     parser.add_argument("--out", metavar="PICTURE")
     parser.add_argument("--svg", action="store_true", help="draw one beside it")
     parser.add_argument("--layers", type=int, nargs="+", metavar="N", help="to draw [the last]")
-    parser.add_argument("--images", type=int, default=8, metavar="N", help="of the batch, 8")
-    parser.add_argument("--rows", type=int, default=0, metavar="N",
+    parser.add_argument("--images", type=int, metavar="N", help="of the batch [8, or all]")
+    parser.add_argument("--rows", type=int, metavar="N",
                         help="of patches, where an image is no square")
     parser.add_argument("--bound", type=float, default=1e-2, help="on the error of o, 1e-2")
     parser.add_argument("--optional", action="store_true", help="without matplotlib, exit 0")
     args = parser.parse_args(argv)
-    if args.images < 1 or args.rows < 0:
-        parser.error("--images, --rows: expected at least 1")
+    for name in ("images", "rows"):
+        if getattr(args, name) is not None and getattr(args, name) < 1:
+            parser.error(f"--{name}: expected at least 1, got {getattr(args, name)}")
+    if not 0 < args.bound < math.inf:
+        parser.error(f"--bound: expected a number above 0, got {args.bound}")
+    if args.out and not os.path.splitext(args.out)[1]:
+        args.out += ".png"
     try:
         return maps(args)
     except Trouble as e:
         print(f"error: {e}", file=sys.stderr)
-        return 3
+        return 2 if isinstance(e, Usage) else 3
 
 
 if __name__ == "__main__":

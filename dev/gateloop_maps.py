@@ -216,14 +216,9 @@ def draw_attention(plt, tables, labels, marks):
     return figure
 
 
-def draw(args):
-    tables = [read_table(path) for path in args.dump]
-    for name in ("label", "marks"):
-        if len(getattr(args, name)) != len(tables):
-            raise Trouble(f"--{name}: expected {len(tables)} names, one a table")
-    kinds = {any(what == "plane" for what, _ in table) for table in tables}
-    if len(kinds) != 1:
-        raise Trouble("draw: expected tables of one kind")
+def picture(args, drawn):
+    """The figure drawn(pyplot) in the files that --out and --svg name; without matplotlib none.
+    Returns the exit code."""
     try:
         import matplotlib
     except ImportError:
@@ -232,8 +227,7 @@ def draw(args):
     matplotlib.use("Agg")
     matplotlib.rcParams.update({"font.size": 8, "svg.hashsalt": "seq.c", "svg.fonttype": "none"})
     import matplotlib.pyplot as plt
-    figure = (draw_transitions if kinds == {True} else draw_attention)(plt, tables, args.label,
-                                                                       args.marks)
+    figure = drawn(plt)
     for out in [args.out] + ([os.path.splitext(args.out)[0] + ".svg"] if args.svg else []):
         try:
             figure.savefig(out, dpi=160, metadata={"Date": None} if out.endswith("svg") else None)
@@ -243,6 +237,18 @@ def draw(args):
             raise Trouble(f"{out}: {e}")
         print(out)
     return 0
+
+
+def draw(args):
+    tables = [read_table(path) for path in args.dump]
+    for name in ("label", "marks"):
+        if len(getattr(args, name)) != len(tables):
+            raise Trouble(f"--{name}: expected {len(tables)} names, one a table")
+    kinds = {any(what == "plane" for what, _ in table) for table in tables}
+    if len(kinds) != 1:
+        raise Trouble("draw: expected tables of one kind")
+    draw_kind = draw_transitions if kinds == {True} else draw_attention
+    return picture(args, lambda plt: draw_kind(plt, tables, args.label, args.marks))
 
 
 def main(argv):

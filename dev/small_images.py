@@ -19,6 +19,11 @@ def main(argv):
         print("error: expected small_images.py OUT HEIGHT WIDTH CHANNELS CLASSES IMAGES",
               file=sys.stderr)
         return 2
+    for name, x, low, high in zip(("HEIGHT", "WIDTH", "CHANNELS", "CLASSES", "IMAGES"), numbers,
+                                  (1, 1, 1, 2, 2), (1024, 1024, 4, 256, 10 ** 6)):
+        if not low <= x <= high:
+            print(f"error: {name}: expected {low} to {high}, got {x}", file=sys.stderr)
+            return 2
     height, width, channels, classes, n = numbers
     draw = random.Random(1)
     labels = bytes(draw.randrange(classes) for _ in range(n))

@@ -290,8 +290,8 @@ noncausal() {
 # longer: a task whose evaluations are longer than its training sequences
 longer=(--task parity --max-length 40 --eval-max-length 256 --eval-batches 3 --batch-size 32)
 
-# images, grey: options that read images of 4 x 6 pixels in 3 channels, as many as a batch of
-# evaluation does not divide; and of 28 x 28 in one
+# images, grey: options that read images of 4 x 6 pixels in 3 channels, and of 28 x 28 in 1. 200 of
+# the latter are evaluated on: the last batch of 9 has 2
 images=(--task images --causal no --images "$work/rgb.images" --eval-batches 2)
 grey=(--task images --causal no --images "$work/grey.images" --patch 2)
 

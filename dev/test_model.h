@@ -679,11 +679,13 @@ static inline void test_stop(void)
 static inline void run_options(Options *options, const char *line)
 {
     static char text[4096];
-    char *words[48] = {"train_" ARCHITECTURE};
+    enum { RUN_WORDS = 48 };
+    char *words[RUN_WORDS] = {"train_" ARCHITECTURE}, *w;
     int n = 1;
     snprintf(text, sizeof text, "%s", line);
-    for (char *w = strtok(text, " "); w && n < 48; w = strtok(NULL, " "))
+    for (w = strtok(text, " "); w && n < RUN_WORDS; w = strtok(NULL, " "))
         words[n++] = w;
+    CHECK(!w, "%s: more than %d words", line, RUN_WORDS);
     memset(&config, 0, sizeof config);
     options->n = 0;
     config_options(options, &config);

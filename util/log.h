@@ -50,6 +50,7 @@ typedef struct {
     double bits;                                       // per character, of text; else 0
     double scaled, constant; // accuracy, 0 for a guess; share of the most frequent target, else 0
     double macro, micro;     // mean over tokens of the share right, and share of all targets
+    int held_out;            // an evaluation of what a file holds out, not of fresh sequences
 } LogRow;
 
 // seconds_now: a monotonic clock, in seconds.
@@ -97,9 +98,10 @@ static inline void dir_make(const char *path)
         *p = 0;
         int failed = mkdir(part, 0777) ? errno : 0;
         if (failed && (stat(part, &st) || !S_ISDIR(st.st_mode)))
-            die(EXIT_DATA, "--out %s: %s%sexpected a directory, got %s", path, end ? part : "",
-                end ? ": " : "",
-                failed == EEXIST ? "something else of that name" : strerror(failed));
+            die(EXIT_DATA, "--out %s: %s%s%s%s", path, end ? part : "", end ? ": " : "",
+                failed == EEXIST ? "expected a directory, got something else of that name"
+                                 : "cannot make the directory: ",
+                failed == EEXIST ? "" : strerror(failed));
         *p = end;
         if (!end)
             return;
@@ -299,7 +301,7 @@ static inline LogRow log_train_row(long step, double loss, double acc, double lr
                                    double seconds, size_t tokens)
 {
     LogRow row = {step, "train", loss, acc, lr, norm, 1e3 * seconds, (double)tokens / seconds,
-                  0, 0, 0, 0, 0};
+                  0, 0, 0, 0, 0, 0};
     return row;
 }
 
@@ -338,8 +340,8 @@ static inline void log_eval(Log *log, const LogRow *val)
                  "most frequent target: %.2f%%\n", val->step, val->loss, 100 * val->acc,
                  val->scaled, 100 * val->constant);
     else
-        log_line(log, "step %ld: on fresh sequences loss %.4f, accuracy %.2f%%\n", val->step,
-                 val->loss, 100 * val->acc);
+        log_line(log, "step %ld: %s loss %.4f, accuracy %.2f%%\n", val->step,
+                 val->held_out ? "held out:" : "on fresh sequences", val->loss, 100 * val->acc);
 }
 
 // log_close: close log.csv, which gives up its lock.

@@ -240,8 +240,9 @@ static inline void checkpoint_save(const char *path, const Weights *w, const Opt
 }
 
 // checkpoint_check: die unless the file's metadata fits this run: architecture, format version and
-// each option of class `level` or above. --steps may change under a constant schedule; an option of
-// a task that the file lacks counts as its default. Returns the file's step.
+// each option of class `level` or above, at DEFINES_TRAINING also the data's checksum. --steps may
+// change under a constant schedule; an option of a task that the file lacks counts as its default.
+// Returns the file's step.
 static inline long checkpoint_check(const StFile *file, const char *path, const Options *options,
                                     const char *architecture, int level, int schedule)
 {

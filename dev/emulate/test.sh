@@ -241,8 +241,8 @@ text=$work/text # 32 times the licence, which nobody edits: another text has oth
 longer=(--task parity --max-length 17 --eval-min-length 20 --eval-max-length 34 --eval-batches 2
     --batch-size 5)
 
-# images, grey: options that read images of 4 x 6 pixels in 3 channels and in 1: no batch of 3 is
-# full of the 20 that are evaluated on
+# images, grey: options that read images of 4 x 6 pixels in 3 channels and in 1. 20 grey ones are
+# evaluated on: the last batch of 3 has 2
 images=(--task images --causal no --images "$work/rgb.images" --eval-batches 2)
 grey=(--task images --causal no --images "$work/grey.images")
 

@@ -25,18 +25,27 @@ for arg; do
 done
 FIGURE=${IMAGES##*/} && FIGURE=causalrn_fig7_${FIGURE%.images}
 [ -n "$IMAGES" ] && [ "$FIGURE" != causalrn_fig7_fashion_mnist ] || FIGURE=causalrn_fig7
-images=$( # to train on, as the file's header has it
-    cd "$(dirname "$0")/../.." && od -An -t u8 -j 32 -N 8 "$IMAGES" 2>/dev/null | tr -d ' '
+images=$( # to train on, as the file's header has it; nothing of what is no such file
+    cd "$(dirname "$0")/../.." && head -c 8 "$IMAGES" 2>/dev/null | grep -qa '^seqimage' &&
+        od -An -t u8 -j 32 -N 8 "$IMAGES" | tr -d ' ' | grep -E '^[1-9][0-9]{0,8}$'
 )
 : "${EPOCHS:=${size[5]}}"
-[[ $EPOCHS =~ ^[1-9][0-9]{0,3}$ && $BATCH =~ ^[1-9][0-9]{0,5}$ && $images =~ ^[0-9]{0,9}$ ]] ||
-    { echo "error: EPOCHS, BATCH, IMAGES: expected 1 or more, and a flat file" >&2 && exit 2; }
-EPOCH=$((${images:-60000} / BATCH)) && STEPS=${STEPS:-$((EPOCH * EPOCHS))}
+[[ $EPOCHS =~ ^[1-9][0-9]{0,3}$ ]] ||
+    { echo "error: EPOCHS: expected 1 to 9999, got \"$EPOCHS\"" >&2 && exit 2; }
+[[ $BATCH =~ ^[1-9][0-9]{0,5}$ ]] && [ "$BATCH" -le "${images:-999999}" ] || {
+    echo "error: BATCH: expected 1 to ${images:-999999}, got \"$BATCH\"" >&2 && exit 2
+}
+EPOCH=$((${images:-999999} / BATCH)) && STEPS=${STEPS:-$((EPOCH * EPOCHS))}
 . "$(dirname "$0")/common.sh"
 if [ -z "$IMAGES" ] && [ -z "$DRAW_ONLY" ]; then
     echo "skipped: $FIGURE: give IMAGES=FILE" && exit 0
 fi
-readable IMAGES "$IMAGES"
+if [ -z "$DRAW_ONLY" ]; then
+    readable IMAGES "$IMAGES"
+    [ -n "$images" ] || { # the trainers look at the rest of it
+        echo "error: IMAGES: expected a file of data/images.py, got \"$IMAGES\"" >&2 && exit 3
+    }
+fi
 number PATCH "$PATCH" 1 && number EVALS "$EVALS" 1 && number SHOWN "$SHOWN" 1
 C=${CHANNELS:-${size[0]}} L=${LAYERS:-${size[1]}}
 number CHANNELS "$C" 1 && number LAYERS "$L" 1

@@ -227,6 +227,10 @@ curve() {
         echo "skipped: $name: $trainer is not built"
         return
     fi
+    if [ -n "$DUMP" ] && [ ! -x "$DUMPER" ]; then # before the run, not after it
+        echo "skipped: $name: $DUMPER, which writes its dump, is not built: make cpu"
+        return
+    fi
     if [ -n "$LENGTHS" ]; then
         offers "$@" || return
     fi
@@ -258,11 +262,16 @@ refill() {
         cp "$work/refilled" "$1"
 }
 
-# kept CURVE FIELD: the median over seeds of what its data have as FIELD=VALUE above the log, or
-# nothing.
+# median: of the numbers on stdin; nothing of none.
+median() {
+    sort -g | awk '{ x[NR] = $1 }
+        END { if (NR) printf "%.9g\n", (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2 }'
+}
+
+# kept CURVE FIELD: the median over seeds of what its data have as FIELD=VALUE above the log.
 kept() {
     sed -nE "s/^# (RESULT .* )?$2=(-?[0-9.]+)( .*)?\$/\\2/p" "$FIGURES/data/$FIGURE-$1-seed"*.csv \
-        2>/dev/null | sort -g | awk '{ x[NR] = $1 } END { if (NR) print x[int((NR + 1) / 2)] }'
+        2>/dev/null | median
 }
 
 # holds WHAT CONDITION: print whether it does, awk's word; 1 if it does not.

@@ -19,8 +19,7 @@ measure() {
     "$TRAINER" "${options[@]}" --out "$out" >"$work/log" 2>&1 ||
         { tail -n 2 "$work/log"; return 1; }
     ms=$(awk -F , '$2 == "train" { print $7 }' "$out/log.csv" | tail -n $((STEPS - STEPS / 3)) |
-        sort -g | awk '{ x[NR] = $1 }
-            END { print (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2 }')
+        median)
     memory=$(grep -m 1 -oE '[0-9.]+ MiB' "$work/log")
     echo "$1,$ms,${memory% MiB}" >>"$work/table"
     echo "T=$1 B=$((TOKENS / $1)): $ms ms a step, $memory"

@@ -41,14 +41,13 @@ for task in modular brackets; do
 done
 ended
 
-# median CURVE: of the scaled accuracy of its seeds; nothing without data
-median() {
+# middle CURVE: the median of the scaled accuracy of its seeds; nothing without data
+middle() {
     local seed
-    for seed in $all; do scaled "$1" "$seed"; done | sort -g | awk '{ x[NR] = $1 }
-        END { if (NR) print (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2 }'
+    for seed in $all; do scaled "$1" "$seed"; done | median
 }
 
-awk -v signed="$(median modular-mamba-signed)" -v nonneg="$(median modular-mamba-nonneg)" 'BEGIN {
+awk -v signed="$(middle modular-mamba-signed)" -v nonneg="$(middle modular-mamba-nonneg)" 'BEGIN {
     if (signed == "" && nonneg == "") exit
     hold = signed != "" && nonneg != "" && signed - nonneg >= 0.05
     print "RESULT mamba_signed=" signed " mamba_nonneg=" nonneg " must_hold=" (hold ? "yes" : "no")

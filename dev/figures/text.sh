@@ -24,9 +24,15 @@ PROMPT=${PROMPT:-Three years later,} checks=()
 if [ -z "$TEXT" ] && [ -z "$DRAW_ONLY" ]; then
     echo "skipped: $FIGURE: give TEXT=FILE" && exit 0
 fi
+about=$FIGURES/data/$FIGURE-text.txt # what the text of the data there is called
+[ -n "$DRAW_ONLY" ] || [ ! -e "$about" ] || [ "$(cat "$about")" = "${TEXT##*/}" ] || {
+    echo "error: $about: its data are of $(cat "$about"), not ${TEXT##*/}; give FIGURES=DIR, or" \
+        "remove them" >&2 && exit 3
+}
 readable TEXT "$TEXT" && readable VAL "$VAL"
 number TIME "$TIME" 0 && number EVALS "$EVALS" 1 && number BATCH "$BATCH" 1
-number CONTEXT "$CONTEXT" "${#PROMPT}" && number CHANNELS "$CHANNELS" 1 && number LAYERS "$LAYERS" 1
+spoken=$(LC_ALL=C && echo ${#PROMPT}) # bytes, which are tokens
+number CONTEXT "$CONTEXT" "$spoken" && number CHANNELS "$CHANNELS" 1 && number LAYERS "$LAYERS" 1
 
 # shape_of NAME: trainer, shape = its trainer and options, of about LAYERS blocks of 12 C^2 weights;
 # reach = how many tokens it may read: those it was trained at, or twice as many where it learns no
@@ -76,24 +82,23 @@ shape_of() {
 
 # fit NAMES...: with TIME, STEPS = what the slowest of these models makes in it, if that is fewer.
 fit() {
-    local name ms slowest=0 kept=$RUNS/$FIGURE/steps
+    local name ms slowest=0 file=$RUNS/$FIGURE/steps
     [ "$TIME" -gt 0 ] && [ -z "$DRAW_ONLY" ] || return 0
-    for name in $([ -e "$kept" ] || echo "$@"); do
+    for name in $([ -e "$file" ] || echo "$@"); do
         shape_of "$name"
         [ -x "$trainer" ] || continue
         merge "${shape[@]}" --steps 12 --warmup 0 --eval-batches 1 --save-every 0 $EXTRA
         "$trainer" "${options[@]}" --out "$work/fit-$name" >"$work/fit" 2>&1 ||
             { echo "FAILED: $name: $(grep -m 1 '^error' "$work/fit")" && exit 1; }
-        ms=$(awk -F , '$2 == "train" { print $7 }' "$work/fit-$name/log.csv" | tail -n 8 |
-            sort -g | sed -n 4p)
+        ms=$(awk -F , '$2 == "train" { print $7 }' "$work/fit-$name/log.csv" | tail -n 8 | median)
         rm -rf "$work/fit-$name"
         echo "$name: $ms ms a step"
         slowest=$(awk "BEGIN { print ($ms > $slowest ? $ms : $slowest) }")
     done
-    [ -e "$kept" ] || awk "BEGIN { n = $slowest > 0 ? int(1000 * $TIME / $slowest) : $STEPS
-        print (n < 1 ? 1 : n < $STEPS ? n : $STEPS) }" >"$kept"
-    STEPS=$(cat "$kept")
-    number "$kept" "$STEPS" 1
+    [ -e "$file" ] || awk "BEGIN { n = $slowest > 0 ? int(1000 * $TIME / $slowest) : $STEPS
+        print (n < 1 ? 1 : n < $STEPS ? n : $STEPS) }" >"$file"
+    STEPS=$(cat "$file")
+    number "$file" "$STEPS" 1
     echo "$FIGURE: $STEPS steps a run, for TIME=$TIME"
 }
 
@@ -102,7 +107,7 @@ learn() {
     shape_of "$1"
     curve "$1" "$trainer" "${shape[@]}" --steps "$STEPS" --warmup $((STEPS * ${WARM:-200/1159})) \
         --eval-batches 0 --eval-every $((STEPS < EVALS ? 1 : STEPS / EVALS)) --temperature 0.7 \
-        --sample $((reach + 1 - ${#PROMPT})) --prompt "$PROMPT"
+        --sample $((reach + 1 - spoken)) --prompt "$PROMPT"
 }
 
 # said NAME: what it said after its first seed, also data/FIGURE-NAME-sample.txt.
@@ -136,11 +141,11 @@ near() {
 # text_finish: both pictures of what was added, held-out loss by steps and by seconds; the table of
 # all runs; what was said; what must hold, as far as the functions in `checks` say; exit.
 text_finish() {
-    local name check about=$FIGURES/data/$FIGURE-text.txt # what the text is called
+    local name check
     found "$FIGURE"
     [ -n "$DRAW_ONLY" ] || echo "${TEXT##*/}" >"$about"
-    args+=(--split val --group
-        --title "Bytes of $(cat "$about"), equal numbers of parameters, C = $CHANNELS")
+    name=$(cat "$about" 2>/dev/null || echo a text)
+    args+=(--split val --group --title "Bytes of $name, equal numbers of parameters, C = $CHANNELS")
     args+=(--ylabel "Held-out loss (nats a byte)")
     python3 dev/plot.py "${args[@]}" --table || failed=$((failed + 1))
     python3 dev/plot.py "${args[@]}" --x seconds --out "$FIGURES/${FIGURE}_seconds.png" ||

@@ -10,6 +10,9 @@ FIGURE=text_all CHANNELS=${CHANNELS:-384} LAYERS=${LAYERS:-6}
 . "$(dirname "$0")/text.sh"
 models="linear-causalrn causalrn gpt2 transformer linear-transformer deltanet gateloop metala mamba"
 MODELS=${MODELS:-$models}
+[ $# = 0 ] || { echo "error: $1: expected no argument" >&2 && exit 2; }
+[[ $MODELS = *[!\ ]* ]] ||
+    { echo "error: MODELS: expected some of $models, got none" >&2 && exit 2; }
 once MODELS $MODELS
 for name in $MODELS; do
     [[ " $models " == *" $name "* ]] ||

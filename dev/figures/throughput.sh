@@ -26,8 +26,8 @@ measure() {
     timeout -k 10 $((12 * steps + 60)) "$trainer" "${options[@]}" --out "$out" >"$work/log" 2>&1
     code=$?
     ms=$(awk -F , '$2 == "train" { print $7 }' "$out/log.csv" 2>/dev/null |
-        tail -n +$((steps / 3 + 1)) | sort -g | awk '{ x[NR] = $1 }
-            END { if (NR) print (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2; else print 1e9 }')
+        tail -n +$((steps / 3 + 1)) | median)
+    ms=${ms:-1e9}
     memory=$(grep -m 1 -oE '[0-9.]+ MiB' "$work/log")
     if [ $code -ne 0 ] && [ $code -ne 124 ] && [ $code -ne 137 ] && [ $code -ne 4 ]; then
         echo "FAILED: $1, T=$2: $(grep -m 1 '^error' "$work/log" || tail -n 1 "$work/log")"

@@ -67,7 +67,8 @@ def read_safetensors(path):
     except OSError as e:
         raise Trouble(f"{path}: cannot read it: {e.strerror}")
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as e:
-        raise Trouble(f"{path}: not a safetensors file with {', '.join(DTYPES)} tensors: {e!r}")
+        raise Trouble(f"{path}: not a safetensors file with {', '.join(DTYPES)} tensors: "
+                      f"{type(e).__name__}: {e}")
     return tensors, metadata
 
 

@@ -234,8 +234,7 @@ static __global__ void pair_sum_kernel(floatX *out, Saved saved, size_t rows, in
 
 // pair_grad_kernel: dx (B,T,H), rows 2H apart, = for own position u (SIDE 0) da_u = sum_v q, for v
 // (SIDE 1) db_v = sum_u q; q = r g e' + N + M (a + b), g = scale ds, e' = psi'(z), z = r (a + b),
-// and for exact N = -r (sum_h g e')/H, M = -r^2 (sum_h g e' z)/H. A warp has 2H floats of shared
-// memory.
+// and for exact N = -r (sum_h g e')/H, M = -r^2 (sum_h g e' z)/H. A warp shares 2H floats.
 template <int ACT, int WIDTH, int SIDE>
 static __global__ void pair_grad_kernel(floatX *dx, const floatX *ds, Saved saved, size_t rows,
                                         int T, int H, Mix mix)
@@ -1296,8 +1295,8 @@ static size_t weight_scratch(size_t N, size_t n, size_t OC)
 }
 
 // matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart;
-// this for `parts` of OC columns each of dout, their gradients `step` elements apart, or 0: for one
-// that is multiplied with the rest of its row, as tensor cores want; dbias (OC), NULL for none, +=
+// this for `parts` of OC columns each of dout, their gradients `step` elements apart. parts 0: one,
+// multiplied with the rest of its row, as tensor cores want, step 0. dbias (OC), NULL for none, +=
 // the column sums of the first part. partial (weight_scratch): scratch.
 static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
                                    const floatX *dout, const floatX *inp, size_t N, size_t C,
@@ -1483,6 +1482,7 @@ static __global__ void loss_kernel(StepResult *result, const float *losses, cons
                                    size_t N)
 {
     double sum = 0;
+#pragma unroll 8
     for (size_t n = threadIdx.x; n < N; n += blockDim.x)
         sum += losses[n];
     sum = block_sum(sum);

@@ -1034,8 +1034,8 @@ static size_t weight_scratch(size_t N, size_t n, size_t OC)
 }
 
 // matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart;
-// this for `parts` of OC columns each of dout, their gradients `step` elements apart, or 0: for one
-// that is multiplied with the rest of its row, as tensor cores want; dbias (OC), NULL for none, +=
+// this for `parts` of OC columns each of dout, their gradients `step` elements apart. parts 0: one,
+// multiplied with the rest of its row, as tensor cores want, step 0. dbias (OC), NULL for none, +=
 // the column sums of the first part. partial (weight_scratch): scratch.
 static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
                                    const floatX *dout, const floatX *inp, size_t N, size_t C,
@@ -1221,6 +1221,7 @@ static __global__ void loss_kernel(StepResult *result, const float *losses, cons
                                    size_t N)
 {
     double sum = 0;
+#pragma unroll 8
     for (size_t n = threadIdx.x; n < N; n += blockDim.x)
         sum += losses[n];
     sum = block_sum(sum);

@@ -900,24 +900,14 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
     attention_backward_any(dqkv, dout, out, lse, qkv, scratch, B, T, C, NH, causal, 0, stream);
 }
 
-enum { FEATURE_THREADS = 256 };
-// feature_rows: how many rows of `each` packs a block of features_kernel has.
-static __host__ __device__ inline int feature_rows(int each)
-{
-    return each < FEATURE_THREADS ? FEATURE_THREADS / each : 1;
-}
-
-// features_kernel: phi of q and k of qkv (N,3C) in their place, the last rows first: see
-// tile_place. A block has as many whole rows as its threads have packs for, at least one.
+// features_kernel: phi of q and k of qkv (N,3C) in their place, a warp a row, the last rows first:
+// see tile_place.
 template <int VEC> static __global__ void features_kernel(floatX *qkv, size_t N, int C)
 {
     typedef Pack<floatX, VEC> Each;
-    const int each = 2 * C / VEC, rows = feature_rows(each), r = (int)threadIdx.x / each;
-    const size_t row = blockIdx.x * (size_t)rows + r;
-    if (r >= rows || row >= N)
-        return;
-    for (int i = threadIdx.x % each; i < each; i += FEATURE_THREADS) {
-        Each *x = (Each *)(qkv + (N - 1 - row) * 3 * C) + i, y = *x;
+    const size_t row = row_of_warp();
+    for (int c = threadIdx.x % WARP * VEC; c < 2 * C && row < N; c += WARP * VEC) {
+        Each *x = (Each *)(qkv + (N - 1 - row) * 3 * C + c), y = *x;
 #pragma unroll
         for (int k = 0; k < VEC; k++)
             y.v[k] = (floatX)phi((float)y.v[k]);
@@ -934,10 +924,9 @@ static void linear_attention_forward(floatX *out, float *norm, floatX *qkv, size
                                      size_t C, size_t NH, int causal, cudaStream_t stream)
 {
     attention_fits(T, C, NH);
-    const size_t N = B * T, rows = feature_rows((int)(2 * C / (C % 8 ? 1 : 8)));
     WITH_FLAG(WIDE, C % 8 == 0,
-              LAUNCH(features_kernel<WIDE ? 8 : 1>, (N + rows - 1) / rows, FEATURE_THREADS, 0,
-                     stream, qkv, N, (int)C));
+              LAUNCH(features_kernel<WIDE ? 8 : 1>, (B * T + ROW_WARPS - 1) / ROW_WARPS,
+                     ROW_WARPS * WARP, 0, stream, qkv, B * T, (int)C));
     attention_forward_any(out, norm, qkv, B, T, C, NH, causal, 1, stream);
 }
 

@@ -239,11 +239,12 @@ test_every_option() {
         "preset main" "vocab ascii" "context 7" "held-out 0.2" "eval-batches 2" "sample 3" \
         "temperature 0" "top-k 2" "min-length 4" "max-length 9" "eval-min-length 5" \
         "eval-max-length 9" "multiply no" "elements swaps" "tokens-per-element 2" "modulus 3" \
-        "resets 0" "curve c" "pairs 3" "vocab-size 30" "noise 0" "copies 3" "examples 5" \
+        "resets 0" "pairs 3" "vocab-size 30" "noise 0" "copies 3" "examples 5" \
         "eval-depth 0.5"; do
         alone --${option%% *} $([[ $option == *" "* ]] && echo "${option#* }")
     done
-    tried="$tried text val tokenizer prompt images patch" # with others: test_text, test_images
+    # with others: test_text, test_images, test_state_tasks
+    tried="$tried text val tokenizer prompt images patch curve"
     works --batch-size 1 --string-size 2 --schedule constant --steps 2 --out every --resume
     for option in $(grep -oE '^  --[a-z0-9-]+' "$tmp/help" | tr -d ' '); do
         case " $tried " in

@@ -159,6 +159,12 @@ typedef struct {
     int held_out; // of a file, which is no fresh data
 } Evaluation;
 
+// task_of_file: whether a task's sequences come from a file, of which a part is held out.
+static inline int task_of_file(const Task *task)
+{
+    return !task->fill || !task->symbols; // images, text
+}
+
 // task_eval_batches: how many batches an evaluation takes, where B sequences are trained on
 // together: --eval-batches, or as many as hold B sequences; of text and images no more than hold
 // what is held out; none once the run is interrupted, so that it saves.
@@ -168,7 +174,7 @@ static inline long task_eval_batches(const Task *task, const TaskOptions *option
     const size_t rows = task_eval_rows(task->shape(options), B);
     if (*training_interrupted())
         return 0;
-    if (task->symbols && task->fill)
+    if (!task_of_file(task))
         return asked ? asked : (long)((B + rows - 1) / rows);
     const size_t W = task->fill ? text_windows(&options->text.val, (size_t)options->text.context)
                                 : options->images.test;
@@ -221,7 +227,7 @@ static inline void evaluation_add(Evaluation *e, const Task *task, const TaskOpt
     e->sequences += (double)rows;
     e->chance = task->chance;
     e->curve = options->curve;
-    e->held_out = !task->fill || !task->symbols;
+    e->held_out = task_of_file(task);
     if (task->chance >= 0)
         evaluation_count(e, batch, task->shape(options).V, task->restart);
     if (!task->symbols)

@@ -1298,14 +1298,15 @@ static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight,
     gemm(&g, stream);
 }
 
-// matmul_residual: out (N,OC) = add (N,OC) + inp (N,C) weight (OC,C)^T + bias (OC) in fp32; add may
-// be out; add and bias NULL for none.
-static void matmul_residual(float *out, const float *add, const floatX *inp, const floatX *weight,
-                            const float *bias, size_t N, size_t C, size_t OC, cudaStream_t stream)
+// matmul_residual: out (N,OC) = add (N,OC) + inp (N,C) weight (OC,C)^T + bias (OC); add may be out;
+// add and bias NULL for none. X: float or floatX.
+template <typename X>
+static void matmul_residual(X *out, const X *add, const floatX *inp, const floatX *weight,
+                            const X *bias, size_t N, size_t C, size_t OC, cudaStream_t stream)
 {
-    const Gemm g = {.out = out, .add = add, .bias = bias, .x = inp, .y = weight, .type = CUDA_R_32F,
-                    .in = FLOATX_TYPE, .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C,
-                    .ld_y = C};
+    const Gemm g = {.out = out, .add = add, .bias = bias, .x = inp, .y = weight,
+                    .type = sizeof(X) == 4 ? CUDA_R_32F : FLOATX_TYPE, .in = FLOATX_TYPE, .y_t = 1,
+                    .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C, .ld_y = C};
     gemm(&g, stream);
 }
 
@@ -1346,24 +1347,30 @@ static void matmul_backward_weight(float *dweight, size_t step, float *dbias, fl
 
 // normalize_forward_kernel: a warp a row.
 template <int WIDTH>
-static __global__ void normalize_forward_kernel(floatX *out, float *rstd, const float *x, size_t N,
-                                                int C)
+static __global__ void normalize_forward_kernel(floatX *__restrict__ out, float *rstd,
+                                                const floatR *__restrict__ x, size_t N, int C)
 {
+    enum { VEC = WIDTH ? 2 : 1 };
     const size_t row = row_of_warp();
     const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
     if (row >= N)
         return;
-    const Moments m = row_moments<float, WIDTH>(x + row * n, n, EPS);
+    const Moments m = row_moments<floatR, WIDTH, VEC>(x + row * n, n, EPS);
 #pragma unroll
-    for (int c = lane; c < n; c += WARP)
-        out[row * n + c] = (floatX)((x[row * n + c] - m.mean) * m.rstd);
+    for (int c = VEC * lane; c < n; c += VEC * WARP) {
+        Pack<floatX, VEC> y;
+#pragma unroll
+        for (int k = 0; k < VEC; k++)
+            y.v[k] = (floatX)(((float)x[row * n + c + k] - m.mean) * m.rstd);
+        *(Pack<floatX, VEC> *)(out + row * n + c) = y;
+    }
     if (lane == 0)
         rstd[row] = m.rstd;
 }
 
 // normalize_forward: out (N,C) = (x - mean) rstd for every row of x (N,C), rstd (N) = 1 / sqrt(var
 // + 1e-8); biased variance, nothing learned.
-static void normalize_forward(floatX *out, float *rstd, const float *x, size_t N, size_t C,
+static void normalize_forward(floatX *out, float *rstd, const floatR *x, size_t N, size_t C,
                               cudaStream_t stream)
 {
     LAUNCH_ROWS(normalize_forward_kernel, N, C, stream, out, rstd, x, N, (int)C);
@@ -1375,30 +1382,39 @@ static __global__ void normalize_backward_kernel(floatX *dx, const floatX *dout,
                                                  const floatX *__restrict__ out, const float *rstd,
                                                  size_t N, int C, int first)
 {
+    enum { VEC = WIDTH ? 2 : 1, STEP = VEC * WARP };
+    typedef Pack<floatX, VEC> Each;
     const size_t row = row_of_warp();
     const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
-    float sum = 0, dot = 0, kept[WIDTH / WARP + 1]; // of dout, where the loops unroll
+    float sum = 0, dot = 0;
+    Each kept[WIDTH / STEP + 1], x = {}; // kept: of dout, where the loops unroll
     if (row >= N)
         return;
     dx += row * pitch;
     dout += row * pitch;
     out += row * n;
 #pragma unroll
-    for (int c = lane; c < n; c += WARP) {
-        const float g = (float)dout[c];
-        sum += g;
-        dot += g * (float)out[c];
-        if (WIDTH)
-            kept[c / WARP] = g;
+    for (int c = VEC * lane; c < n; c += STEP) {
+        const Each g = kept[WIDTH ? c / STEP : 0] = *(const Each *)(dout + c);
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            sum += (float)g.v[k];
+            dot += (float)g.v[k] * (float)out[c + k];
+        }
     }
     sum = warp_sum(sum) / (float)n;
     dot = warp_sum(dot) / (float)n;
     const float factor = rstd[row];
 #pragma unroll
-    for (int c = lane; c < n; c += WARP) {
-        const float g = WIDTH ? kept[c / WARP] : (float)dout[c];
-        const float d = factor * (g - sum - (float)out[c] * dot);
-        dx[c] = (floatX)(first ? d : (float)dx[c] + d);
+    for (int c = VEC * lane; c < n; c += STEP) {
+        const Each g = WIDTH ? kept[c / STEP] : *(const Each *)(dout + c);
+        if (!first)
+            x = *(const Each *)(dx + c);
+#pragma unroll
+        for (int k = 0; k < VEC; k++)
+            x.v[k] = (floatX)((first ? 0 : (float)x.v[k]) +
+                              factor * ((float)g.v[k] - sum - (float)out[c + k] * dot));
+        *(Each *)(dx + c) = x;
     }
 }
 
@@ -1414,7 +1430,7 @@ static void normalize_backward(floatX *dx, const floatX *dout, size_t pitch, con
 
 // embed_forward_kernel: a warp a token.
 template <int WIDTH>
-static __global__ void embed_forward_kernel(float *out, const int *tokens, const float *wte,
+static __global__ void embed_forward_kernel(floatR *out, const int *tokens, const float *wte,
                                             const float *wpe, size_t N, size_t T, int C)
 {
     const size_t row = row_of_warp();
@@ -1425,12 +1441,12 @@ static __global__ void embed_forward_kernel(float *out, const int *tokens, const
     wpe = wpe ? wpe + row % T * n : NULL;
 #pragma unroll
     for (int c = threadIdx.x % WARP; c < n; c += WARP)
-        out[row * n + c] = wte[c] + (wpe ? wpe[c] : 0);
+        out[row * n + c] = (floatR)(wte[c] + (wpe ? wpe[c] : 0));
 }
 
 // embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C), NULL for
 // none.
-static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
+static void embed_forward(floatR *out, const int *tokens, const float *wte, const float *wpe,
                           size_t B, size_t T, size_t C, cudaStream_t stream)
 {
     LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
@@ -1792,14 +1808,14 @@ static void model_forward(Model *m)
                          stream);
         delta_forward(k.o, k.kept, k.S, k.qkv, k.beta, NULL, B, T, C, NH, m->config.form, stream);
         rmsnorm_forward(k.z, k.o, p.norm_o_w, N * NH, C / NH, stream);
-        matmul_residual(k.mid, k.x, k.z, w.proj_w, NULL, N, C, C, stream);
+        matmul_residual<float>(k.mid, k.x, k.z, w.proj_w, NULL, N, C, C, stream);
         rmsnorm_forward(k.r2, k.mid, p.norm2_w, N, C, stream);
         matmul_forward(k.gu, k.r2, w.gu_w, NULL, N, C, 2 * H, stream);
         swiglu_forward(k.h, k.gu, N, H, stream);
-        matmul_residual(k.x + N * C, k.mid, k.h, w.down_w, NULL, N, H, C, stream);
+        matmul_residual<float>(k.x + N * C, k.mid, k.h, w.down_w, NULL, N, H, C, stream);
     }
     rmsnorm_forward(acts.y, acts.x + L * N * C, all.norm_w, N, C, stream);
-    matmul_residual(acts.logits, NULL, acts.y, m->copies.head_w, NULL, N, C, m->Vp, stream);
+    matmul_residual<float>(acts.logits, NULL, acts.y, m->copies.head_w, NULL, N, C, m->Vp, stream);
     crossentropy(acts.losses, device->predictions, m->dacts.dlogits, device->result, acts.logits,
                  device->targets, device->input, N, m->V, m->Vp, stream);
 }
@@ -1882,14 +1898,14 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
                          m->range, stream);
         delta_forward(d.d_o, {}, S, d.dqkv, d.dbeta, S, D, 1, C, NH, RECURRENT, stream);
         rmsnorm_forward(d.dz, d.d_o, p.norm_o_w, D * NH, C / NH, stream);
-        matmul_residual(memory.x, memory.x, d.dz, w.proj_w, NULL, D, C, C, stream);
+        matmul_residual<float>(memory.x, memory.x, d.dz, w.proj_w, NULL, D, C, C, stream);
         rmsnorm_forward(d.dr, memory.x, p.norm2_w, D, C, stream);
         matmul_forward(d.dgu, d.dr, w.gu_w, NULL, D, C, 2 * H, stream);
         swiglu_forward(d.dh, d.dgu, D, H, stream);
-        matmul_residual(memory.x, memory.x, d.dh, w.down_w, NULL, D, H, C, stream);
+        matmul_residual<float>(memory.x, memory.x, d.dh, w.down_w, NULL, D, H, C, stream);
     }
     rmsnorm_forward(d.dr, memory.x, m->params.norm_w, D, C, stream);
-    matmul_residual(memory.logits, NULL, d.dr, m->copies.head_w, NULL, D, C, Vp, stream);
+    matmul_residual<float>(memory.logits, NULL, d.dr, m->copies.head_w, NULL, D, C, Vp, stream);
     return device_logits(&m->device, memory.logits, D, V, Vp, m->decode_B);
 }
 

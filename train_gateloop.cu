@@ -787,14 +787,15 @@ static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight,
     gemm(&g, stream);
 }
 
-// matmul_residual: out (N,OC) = add (N,OC) + inp (N,C) weight (OC,C)^T + bias (OC) in fp32; add may
-// be out; add and bias NULL for none.
-static void matmul_residual(float *out, const float *add, const floatX *inp, const floatX *weight,
-                            const float *bias, size_t N, size_t C, size_t OC, cudaStream_t stream)
+// matmul_residual: out (N,OC) = add (N,OC) + inp (N,C) weight (OC,C)^T + bias (OC); add may be out;
+// add and bias NULL for none. X: float or floatX.
+template <typename X>
+static void matmul_residual(X *out, const X *add, const floatX *inp, const floatX *weight,
+                            const X *bias, size_t N, size_t C, size_t OC, cudaStream_t stream)
 {
-    const Gemm g = {.out = out, .add = add, .bias = bias, .x = inp, .y = weight, .type = CUDA_R_32F,
-                    .in = FLOATX_TYPE, .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C,
-                    .ld_y = C};
+    const Gemm g = {.out = out, .add = add, .bias = bias, .x = inp, .y = weight,
+                    .type = sizeof(X) == 4 ? CUDA_R_32F : FLOATX_TYPE, .in = FLOATX_TYPE, .y_t = 1,
+                    .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C, .ld_y = C};
     gemm(&g, stream);
 }
 
@@ -835,24 +836,30 @@ static void matmul_backward_weight(float *dweight, size_t step, float *dbias, fl
 
 // normalize_forward_kernel: a warp a row.
 template <int WIDTH>
-static __global__ void normalize_forward_kernel(floatX *out, float *rstd, const float *x, size_t N,
-                                                int C)
+static __global__ void normalize_forward_kernel(floatX *__restrict__ out, float *rstd,
+                                                const floatR *__restrict__ x, size_t N, int C)
 {
+    enum { VEC = WIDTH ? 2 : 1 };
     const size_t row = row_of_warp();
     const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
     if (row >= N)
         return;
-    const Moments m = row_moments<float, WIDTH>(x + row * n, n, EPS);
+    const Moments m = row_moments<floatR, WIDTH, VEC>(x + row * n, n, EPS);
 #pragma unroll
-    for (int c = lane; c < n; c += WARP)
-        out[row * n + c] = (floatX)((x[row * n + c] - m.mean) * m.rstd);
+    for (int c = VEC * lane; c < n; c += VEC * WARP) {
+        Pack<floatX, VEC> y;
+#pragma unroll
+        for (int k = 0; k < VEC; k++)
+            y.v[k] = (floatX)(((float)x[row * n + c + k] - m.mean) * m.rstd);
+        *(Pack<floatX, VEC> *)(out + row * n + c) = y;
+    }
     if (lane == 0)
         rstd[row] = m.rstd;
 }
 
 // normalize_forward: out (N,C) = (x - mean) rstd for every row of x (N,C), rstd (N) = 1 / sqrt(var
 // + 1e-8); biased variance, nothing learned.
-static void normalize_forward(floatX *out, float *rstd, const float *x, size_t N, size_t C,
+static void normalize_forward(floatX *out, float *rstd, const floatR *x, size_t N, size_t C,
                               cudaStream_t stream)
 {
     LAUNCH_ROWS(normalize_forward_kernel, N, C, stream, out, rstd, x, N, (int)C);
@@ -864,30 +871,39 @@ static __global__ void normalize_backward_kernel(floatX *dx, const floatX *dout,
                                                  const floatX *__restrict__ out, const float *rstd,
                                                  size_t N, int C, int first)
 {
+    enum { VEC = WIDTH ? 2 : 1, STEP = VEC * WARP };
+    typedef Pack<floatX, VEC> Each;
     const size_t row = row_of_warp();
     const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
-    float sum = 0, dot = 0, kept[WIDTH / WARP + 1]; // of dout, where the loops unroll
+    float sum = 0, dot = 0;
+    Each kept[WIDTH / STEP + 1], x = {}; // kept: of dout, where the loops unroll
     if (row >= N)
         return;
     dx += row * pitch;
     dout += row * pitch;
     out += row * n;
 #pragma unroll
-    for (int c = lane; c < n; c += WARP) {
-        const float g = (float)dout[c];
-        sum += g;
-        dot += g * (float)out[c];
-        if (WIDTH)
-            kept[c / WARP] = g;
+    for (int c = VEC * lane; c < n; c += STEP) {
+        const Each g = kept[WIDTH ? c / STEP : 0] = *(const Each *)(dout + c);
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            sum += (float)g.v[k];
+            dot += (float)g.v[k] * (float)out[c + k];
+        }
     }
     sum = warp_sum(sum) / (float)n;
     dot = warp_sum(dot) / (float)n;
     const float factor = rstd[row];
 #pragma unroll
-    for (int c = lane; c < n; c += WARP) {
-        const float g = WIDTH ? kept[c / WARP] : (float)dout[c];
-        const float d = factor * (g - sum - (float)out[c] * dot);
-        dx[c] = (floatX)(first ? d : (float)dx[c] + d);
+    for (int c = VEC * lane; c < n; c += STEP) {
+        const Each g = WIDTH ? kept[c / STEP] : *(const Each *)(dout + c);
+        if (!first)
+            x = *(const Each *)(dx + c);
+#pragma unroll
+        for (int k = 0; k < VEC; k++)
+            x.v[k] = (floatX)((first ? 0 : (float)x.v[k]) +
+                              factor * ((float)g.v[k] - sum - (float)out[c + k] * dot));
+        *(Each *)(dx + c) = x;
     }
 }
 
@@ -903,7 +919,7 @@ static void normalize_backward(floatX *dx, const floatX *dout, size_t pitch, con
 
 // embed_forward_kernel: a warp a token.
 template <int WIDTH>
-static __global__ void embed_forward_kernel(float *out, const int *tokens, const float *wte,
+static __global__ void embed_forward_kernel(floatR *out, const int *tokens, const float *wte,
                                             const float *wpe, size_t N, size_t T, int C)
 {
     const size_t row = row_of_warp();
@@ -914,12 +930,12 @@ static __global__ void embed_forward_kernel(float *out, const int *tokens, const
     wpe = wpe ? wpe + row % T * n : NULL;
 #pragma unroll
     for (int c = threadIdx.x % WARP; c < n; c += WARP)
-        out[row * n + c] = wte[c] + (wpe ? wpe[c] : 0);
+        out[row * n + c] = (floatR)(wte[c] + (wpe ? wpe[c] : 0));
 }
 
 // embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C), NULL for
 // none.
-static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
+static void embed_forward(floatR *out, const int *tokens, const float *wte, const float *wpe,
                           size_t B, size_t T, size_t C, cudaStream_t stream)
 {
     LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
@@ -1043,17 +1059,18 @@ static __device__ inline float reciprocal(float x)
 // layernorm_forward_kernel: a warp a row.
 template <int WIDTH>
 static __global__ void layernorm_forward_kernel(floatX *out, float *mean, float *rstd,
-                                                const float *x, const float *weight,
+                                                const floatR *x, const float *weight,
                                                 const float *bias, size_t N, int C)
 {
     const size_t row = row_of_warp();
     const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
     if (row >= N)
         return;
-    const Moments m = row_moments<float, WIDTH>(x + row * n, n, LAYERNORM_EPS);
+    const Moments m = row_moments<floatR, WIDTH>(x + row * n, n, LAYERNORM_EPS);
 #pragma unroll
     for (int c = lane; c < n; c += WARP)
-        out[row * n + c] = (floatX)((x[row * n + c] - m.mean) * m.rstd * weight[c] + bias[c]);
+        out[row * n + c] =
+            (floatX)(((float)x[row * n + c] - m.mean) * m.rstd * weight[c] + bias[c]);
     if (lane == 0) {
         mean[row] = m.mean;
         rstd[row] = m.rstd;
@@ -1064,7 +1081,7 @@ static __global__ void layernorm_forward_kernel(floatX *out, float *mean, float 
 // dout weight, z = (x - mean) rstd.
 template <int WIDTH>
 static __global__ void layernorm_backward_kernel(floatX *dx, const floatX *__restrict__ dout,
-                                                 const float *__restrict__ x, const float *mean,
+                                                 const floatR *__restrict__ x, const float *mean,
                                                  const float *rstd,
                                                  const float *__restrict__ weight, size_t N, int C,
                                                  int first)
@@ -1082,13 +1099,13 @@ static __global__ void layernorm_backward_kernel(floatX *dx, const floatX *__res
     for (int c = lane; c < n; c += WARP) {
         const float d = (float)dout[c] * weight[c];
         sum += d;
-        dot += d * (x[c] - mean_n) * rstd_n;
+        dot += d * ((float)x[c] - mean_n) * rstd_n;
     }
     sum = warp_sum(sum) / (float)n;
     dot = warp_sum(dot) / (float)n;
 #pragma unroll
     for (int c = lane; c < n; c += WARP) {
-        const float z = (x[c] - mean_n) * rstd_n;
+        const float z = ((float)x[c] - mean_n) * rstd_n;
         const float d = rstd_n * ((float)dout[c] * weight[c] - sum - z * dot);
         dx[c] = (floatX)(first ? d : (float)dx[c] + d);
     }
@@ -1097,7 +1114,7 @@ static __global__ void layernorm_backward_kernel(floatX *dx, const floatX *__res
 // layernorm_slices_kernel: partial (2,COLUMN_SLICES,C) = column sums of dout z and of dout in every
 // slice of the N rows; a thread a column, ROW_WARPS warps side by side on the rows.
 static __global__ void layernorm_slices_kernel(float *partial, const floatX *__restrict__ dout,
-                                               const float *__restrict__ x,
+                                               const floatR *__restrict__ x,
                                                const float *__restrict__ mean,
                                                const float *__restrict__ rstd, size_t N, int C)
 {
@@ -1110,7 +1127,7 @@ static __global__ void layernorm_slices_kernel(float *partial, const floatX *__r
 #pragma unroll 8
     for (int n = threadIdx.x / WARP; n < rows; n += ROW_WARPS) {
         const float d = (float)dout[(size_t)n * C];
-        by_z += d * (x[(size_t)n * C] - mean[first + n]) * rstd[first + n];
+        by_z += d * ((float)x[(size_t)n * C] - mean[first + n]) * rstd[first + n];
         plain += d;
     }
     columns_sum<1, ROW_WARPS>(partial, &by_z, c, C);
@@ -1119,7 +1136,7 @@ static __global__ void layernorm_slices_kernel(float *partial, const floatX *__r
 
 // norm_forward: out (N,C) = the model's norm of x (N,C): LayerNorm, out = weight (x - mean) rstd +
 // bias, or without a weight normalize; mean (LayerNorm alone), rstd (N) =.
-static void norm_forward(floatX *out, float *mean, float *rstd, const float *x,
+static void norm_forward(floatX *out, float *mean, float *rstd, const floatR *x,
                          const float *weight, const float *bias, size_t N, size_t C,
                          cudaStream_t stream)
 {
@@ -1134,7 +1151,7 @@ static void norm_forward(floatX *out, float *mean, float *rstd, const float *x,
 // forward's x, weight and what it wrote. partial (COLUMN_SLICES,2C): scratch.
 static void norm_backward(floatX *dx, float *dweight, float *dbias, float *partial,
                           const floatX *dout, const floatX *out, const float *mean,
-                          const float *rstd, const float *x, const float *weight, size_t N,
+                          const float *rstd, const floatR *x, const float *weight, size_t N,
                           size_t C, int first, cudaStream_t stream)
 {
     if (!weight) {
@@ -1615,14 +1632,15 @@ static void block_forward(const Model *m, Acts k, Params p, Copies w, float *nex
         norm_forward(k.r1, k.mean1, k.rstd1, k.x, p.norm1_w, p.norm1_b, N, C, stream);
     matmul_forward(k.qkvg, k.r1, w.in_w, w.qkvg_b, N, C, 4 * C, stream);
     if (k.gate)
-        matmul_residual(k.gate, NULL, k.r1, w.in_w + 4 * C * C, p.gate_b, N, C, m->gates, stream);
+        matmul_residual<float>(k.gate, NULL, k.r1, w.in_w + 4 * C * C, p.gate_b, N, C, m->gates,
+                               stream);
     gateloop_forward(k.z, k.y, k.states, k.S, m->dacts.chain, k.qkvg, logits, initial, B, T, C,
                      m->HS, m->config.transition, stream);
     if (G) {
         normalize_forward(k.yn, k.rstd_y, k.y, N * G, C / G, stream);
         output_forward(k.z, k.yn, k.qkvg, N, C, stream);
     }
-    matmul_residual(sum, k.x, k.z, w.out_w, NULL, N, C, C, stream);
+    matmul_residual<float>(sum, k.x, k.z, w.out_w, NULL, N, C, C, stream);
     if (paper) {
         norm_forward(k.r2, k.mean1, k.rstd1, sum, p.norm1_w, p.norm1_b, N, C, stream);
         widen(k.mid, k.r2, N * C, stream);

@@ -997,16 +997,6 @@ static void product_weight(float *dweight, float *partial, const floatX *dout, c
 // ------------------------------------------------------------------------------------------------
 // [layers] What every architecture here is made of.  (shared)
 
-// matmul_forward: out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), NULL for none.
-static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
-                           size_t N, size_t C, size_t OC, cudaStream_t stream)
-{
-    const Gemm g = {.out = out, .bias = bias, .x = inp, .y = weight, .type = FLOATX_TYPE,
-                    .in = FLOATX_TYPE, .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C,
-                    .ld_y = C};
-    gemm(&g, stream);
-}
-
 // matmul_residual: out (N,OC) = add (N,OC) + inp (N,C) weight (OC,C)^T + bias (OC); add may be out;
 // add and bias NULL for none. X: float or floatX.
 template <typename X>
@@ -1017,6 +1007,13 @@ static void matmul_residual(X *out, const X *add, const floatX *inp, const float
                     .type = sizeof(X) == 4 ? CUDA_R_32F : FLOATX_TYPE, .in = FLOATX_TYPE, .y_t = 1,
                     .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C, .ld_y = C};
     gemm(&g, stream);
+}
+
+// matmul_forward: out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), NULL for none.
+static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
+                           size_t N, size_t C, size_t OC, cudaStream_t stream)
+{
+    matmul_residual<floatX>(out, NULL, inp, weight, bias, N, C, OC, stream);
 }
 
 // matmul_backward_input: dinp (N,C) = dout (N,OC) weight (OC,C).
@@ -1068,7 +1065,6 @@ static __global__ void normalize_forward_kernel(floatX *__restrict__ out, float 
 #pragma unroll
     for (int c = VEC * lane; c < n; c += VEC * WARP) {
         Pack<floatX, VEC> y;
-#pragma unroll
         for (int k = 0; k < VEC; k++)
             y.v[k] = (floatX)(((float)x[row * n + c + k] - m.mean) * m.rstd);
         *(Pack<floatX, VEC> *)(out + row * n + c) = y;
@@ -1105,7 +1101,6 @@ static __global__ void normalize_backward_kernel(floatX *dx, const floatX *dout,
 #pragma unroll
     for (int c = VEC * lane; c < n; c += STEP) {
         const Each g = kept[WIDTH ? c / STEP : 0] = *(const Each *)(dout + c);
-#pragma unroll
         for (int k = 0; k < VEC; k++) {
             sum += (float)g.v[k];
             dot += (float)g.v[k] * (float)out[c + k];
@@ -1119,7 +1114,6 @@ static __global__ void normalize_backward_kernel(floatX *dx, const floatX *dout,
         const Each g = WIDTH ? kept[c / STEP] : *(const Each *)(dout + c);
         if (!first)
             x = *(const Each *)(dx + c);
-#pragma unroll
         for (int k = 0; k < VEC; k++)
             x.v[k] = (floatX)((first ? 0 : (float)x.v[k]) +
                               factor * ((float)g.v[k] - sum - (float)out[c + k] * dot));
@@ -1192,14 +1186,12 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
     for (int v = 4 * i; v < V; v += STRIDE) {
         Pack<float, 4> y = *(const Pack<float, 4> *)(x + v);
         const float before = peak.top;
-#pragma unroll
         for (int k = 0; k < 4; k++) {
             y.v[k] = v + k < V ? y.v[k] : -INFINITY;
             peak.best = y.v[k] > peak.top ? v + k : peak.best;
             peak.top = y.v[k] > peak.top ? y.v[k] : peak.top;
         }
         peak.sum *= exp2_fast(LOG2E * (before - peak.top)); // at first 0 times 0
-#pragma unroll
         for (int k = 0; k < 4; k++)
             peak.sum += exp2_fast(LOG2E * (y.v[k] - peak.top));
     }
@@ -1222,7 +1214,6 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
             continue;
         const Pack<float, 4> y = *(const Pack<float, 4> *)(x + v);
         Pack<floatX, 4> d;
-#pragma unroll
         for (int k = 0; k < 4; k++) {
             const float p = v + k < V ? factor * exp2_fast(LOG2E * (y.v[k] - peak.top)) : 0;
             d.v[k] = (floatX)(p - (v + k == target ? unit : 0));
@@ -1623,10 +1614,9 @@ static void model_free(Model *m)
 // model_upload: the device's weights and moments = the host's.
 static void model_upload(Model *m)
 {
-    Device *d = &m->device;
-    device_weights_up(d, &m->weights);
-    pieces_copy(d);
-    CUDA_CHECK(cudaStreamSynchronize(d->stream));
+    device_weights_up(&m->device, &m->weights);
+    pieces_copy(&m->device);
+    CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
 }
 
 // model_zero_grad: clear the gradients of the parameters.
@@ -1637,8 +1627,7 @@ static void model_zero_grad(Model *m)
 
 // load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL, of its
 // own B and T. And what the device is told: of training, the update it belongs to, in which batches
-// count by their targets. These are known when the last batch is: until then a target counts 1 / (B
-// T).
+// count by their targets; until the last of them is known a target counts 1 / (B T).
 static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
 {
     const Config *c = &m->config;
@@ -1655,13 +1644,6 @@ static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
                     n > 1 ? 1 / N : count > 0 ? 1 / count : 0,
                     n == 1 ? 1 : m->targets > 0 ? N / m->targets : 0, part == 0};
     m->batch = slot->batch;
-}
-
-// batch_kernels: loss and gradients of the batch on the device.
-static void batch_kernels(Model *m)
-{
-    model_forward(m);
-    model_backward(m);
 }
 
 // run_batch: forward and, if asked, backward of one batch, now; the device has nothing else to do.
@@ -1718,7 +1700,8 @@ static void train_graphs(Model *m, long step)
     run_batch(m, STREAM_TRAIN, step * n, 1);
     model_zero_grad(m);
     graph_begin(d->stream);
-    batch_kernels(m);
+    model_forward(m);
+    model_backward(m);
     if (n == 1)
         update_kernels(m);
     d->graph = graph_end(d->stream);
@@ -1749,9 +1732,10 @@ static void train_step(Model *m, long step)
         }
         load_batch(m, slot, STREAM_TRAIN, step * n + i);
         slot_up(slot, d);
-        if (TIMING_ON)
-            batch_kernels(m);
-        else
+        if (TIMING_ON) {
+            model_forward(m);
+            model_backward(m);
+        } else
             CUDA_CHECK(cudaGraphLaunch(d->graph, d->stream));
     }
     if (TIMING_ON)

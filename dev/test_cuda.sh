@@ -165,8 +165,8 @@ trained() {
         row "a run that goes on on the GPU, then on the CPU" "ok" ||
         row "a run that goes on on the GPU, then on the CPU" "FAIL $(tail -n 2 "$dir/log")"
     # p - 1 for p near 1: an error of 5e-3 in logits of 10 is 5e-2 of it (measured: 4.6e-2), unless
-    # the oracle rounds the same; that of gpt2 has not hidden_kernel's GELU, 4e-4 off (emulated, three
-    # seeds: 1.4e-2, 1.7e-2, 2.0e-2; with C = 60, which takes another kernel: 2.6e-3, 1.3e-3)
+    # the oracle rounds the same; that of gpt2 has not hidden_kernel's GELU, 4e-4 off (emulated,
+    # three seeds: 1.4e-2, 1.7e-2, 2.0e-2; with C = 60, which takes another kernel: 2.6e-3, 1.3e-3)
     [ "$model" = metala ] && local PRECISIONS=fp32 && early "$@"
     BF16_GRAD=$([[ $model == causalrn || $model == gpt2 ]] && echo 1e-1) agree "trained weights" \
         --string-size 8 --load "$dir/run/checkpoint.safetensors"

@@ -14,8 +14,8 @@
 # epoch, 1e-4 to 1e-5, 2000 updates of warm-up, as the authors' code has it (the paper: 5e-4).
 # NOT RUN: --paper, CIFAR-5m, CIFAR-10.
 #
-# A step of Fashion-MNIST is 4e12 operations a model: on an H200 about 30 ms, 2 minutes a run,
-# expected, not measured. MAPS=1: what causalrn_fig8.sh draws, and the run it needs.
+# A step of Fashion-MNIST is 4e12 operations a model, on an H200 36 ms (Transformers 22): 1.5 to 2.5
+# minutes a run. MAPS=1: what causalrn_fig8.sh draws, and the run it needs.
 IMAGES=${IMAGES:-} EPOCHS=${EPOCHS:-} BATCH=${BATCH:-320} PATCH=${PATCH:-2} EVALS=${EVALS:-20}
 SEEDS=${SEEDS:-1} THIN=${THIN:-20} SAVE_EVERY=${SAVE_EVERY:-2000} MAPS=${MAPS:-} SHOWN=${SHOWN:-10}
 size=(384 6 5e-4 5e-5 5/100 20)

@@ -639,6 +639,20 @@ loss F32 1")
     works ${shape% *} 2 --dump d6 --out dumped
     "$compare" d1 d6 >"$tmp/out" 2>&1
     is "diff of dumps with and without training" 0 $?
+    # what is no dump stays, whatever it is; an empty file is as good as none
+    echo "notes of a year" >notes
+    head -c 50 d1 >cut
+    printf '\200\0\0\0\0\0\0\0{"inputs":' >damaged
+    works $small --steps 1 --out own
+    for name in notes cut damaged own/log.csv own/checkpoint.safetensors; do
+        refused 2 "^error: --dump $name: expected a new file or an older dump, got another file$" \
+            $shape --dump $name
+        has "$name as a dump" "^hint: nothing was changed; give another name$" "$tmp/err"
+        refused 2 "--dump $name: expected a new file" $small --steps 2 --out fresh --dump $name
+    done
+    : >nothing
+    works $shape --dump nothing
+    same "a dump in place of an empty file" d1 nothing
     refused 3 "absent/d.*No such file" $shape --dump absent/d
     refused 3 "got a directory" $shape --dump .
 }
@@ -972,8 +986,6 @@ test_nan_evaluation() {
 # What else people and schedulers do to a program.
 test_hostile() {
     works $small --steps 5 --out hostile
-    refused 2 "--dump hostile/checkpoint.*expected a new file" $small --steps 0 \
-        --dump hostile/checkpoint.safetensors
     refused 2 "--resume and --dump" $small --steps 6 --out hostile --resume --dump d
     refused 2 "--steps 0 writes no run" $small --steps 0 --out hostile --resume
     refused 2 'got "8\?error: forged' --batch-size $'8\nerror: forged'

@@ -542,7 +542,8 @@ test_state_tasks() {
     long=${shape/--max-length 7/--max-length 32}
     for task in mqar in-context noisy fuzzy memorization selective needle; do
         works --task $task $long --eval-max-length 40 --curve curve --out $task \
-            $([ $task = needle ] || echo --vocab-size 24) $([ $task != selective ] || echo --copies 9)
+            $([ $task = needle ] || echo --vocab-size 24) \
+            $([ $task != selective ] || echo --copies 9)
         has "$task" "^RESULT task=$task .*max_length=32 .*macro=[0-9.]+ micro=[0-9.]+ scaled=" \
             "$tmp/out"
     done
@@ -1042,7 +1043,9 @@ test_published() {
 tests="help every_option refused_options text texts refused_texts images state_tasks steps_0 dump
     resume bad_files nan_evaluation seeds memory"
 case $arch in
-causalrn) tests="$tests resume_killed interrupt kills directories failed_save sync nan hostile log" ;;
+causalrn)
+    tests="$tests resume_killed interrupt kills directories failed_save sync nan hostile log"
+    ;;
 gpt2) tests="$tests published" ;;
 deltanet | gateloop) tests="$tests interrupted_sample" ;;
 esac

@@ -425,8 +425,8 @@ static inline void one_update(void *config)
         greedy(m);
 }
 
-// test_memory: the peak resident size grows by what the plan says, to 5%. Many narrow layers take as
-// much memory as a few wide ones and less time.
+// test_memory: the peak resident size grows by what the plan says, to 5%. Many narrow layers take
+// as much memory as a few wide ones and less time.
 static inline void test_memory(void)
 {
     for (int i = 0; i < MAINS; i++) {

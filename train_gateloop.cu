@@ -777,25 +777,23 @@ static void gateloop_backward(floatX *dp, float *dinitial, Word *chain, float *w
 // ------------------------------------------------------------------------------------------------
 // [layers] What every architecture here is made of.  (shared)
 
+// matmul_residual: out (N,OC) = add (N,OC) + inp (N,C) weight (OC,C)^T + bias (OC); add may be out;
+// add and bias NULL for none. X: float or floatX.
+template <typename X>
+static void matmul_residual(X *out, const X *add, const floatX *inp, const floatX *weight,
+                            const X *bias, size_t N, size_t C, size_t OC, cudaStream_t stream)
+{
+    const Gemm g = {.out = out, .add = add, .bias = bias, .x = inp, .y = weight,
+                    .type = sizeof(X) == 4 ? CUDA_R_32F : FLOATX_TYPE, .in = FLOATX_TYPE, .y_t = 1,
+                    .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C, .ld_y = C};
+    gemm(&g, stream);
+}
+
 // matmul_forward: out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), NULL for none.
 static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
                            size_t N, size_t C, size_t OC, cudaStream_t stream)
 {
-    const Gemm g = {.out = out, .bias = bias, .x = inp, .y = weight, .type = FLOATX_TYPE,
-                    .in = FLOATX_TYPE, .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C,
-                    .ld_y = C};
-    gemm(&g, stream);
-}
-
-// matmul_residual: out (N,OC) = add (N,OC) + inp (N,C) weight (OC,C)^T + bias (OC) in fp32; add may
-// be out; add and bias NULL for none.
-static void matmul_residual(float *out, const float *add, const floatX *inp, const floatX *weight,
-                            const float *bias, size_t N, size_t C, size_t OC, cudaStream_t stream)
-{
-    const Gemm g = {.out = out, .add = add, .bias = bias, .x = inp, .y = weight, .type = CUDA_R_32F,
-                    .in = FLOATX_TYPE, .y_t = 1, .M = N, .N = OC, .K = C, .ld_out = OC, .ld_x = C,
-                    .ld_y = C};
-    gemm(&g, stream);
+    matmul_residual<floatX>(out, NULL, inp, weight, bias, N, C, OC, stream);
 }
 
 // matmul_backward_input: dinp (N,C) = dout (N,OC) weight (OC,C).
@@ -814,8 +812,8 @@ static size_t weight_scratch(size_t N, size_t n, size_t OC)
 }
 
 // matmul_backward_weight: dweight (OC,C) += dout (N,OC)^T inp (N,C), rows of dout `pitch` apart;
-// this for `parts` of OC columns each of dout, their gradients `step` elements apart, or 0: for one
-// that is multiplied with the rest of its row, as tensor cores want; dbias (OC), NULL for none, +=
+// this for `parts` of OC columns each of dout, their gradients `step` elements apart. parts 0: one,
+// multiplied with the rest of its row, as tensor cores want, step 0. dbias (OC), NULL for none, +=
 // the column sums of the first part. partial (weight_scratch): scratch.
 static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
                                    const floatX *dout, const floatX *inp, size_t N, size_t C,
@@ -835,24 +833,29 @@ static void matmul_backward_weight(float *dweight, size_t step, float *dbias, fl
 
 // normalize_forward_kernel: a warp a row.
 template <int WIDTH>
-static __global__ void normalize_forward_kernel(floatX *out, float *rstd, const float *x, size_t N,
-                                                int C)
+static __global__ void normalize_forward_kernel(floatX *__restrict__ out, float *rstd,
+                                                const floatR *__restrict__ x, size_t N, int C)
 {
+    enum { VEC = WIDTH ? 2 : 1 };
     const size_t row = row_of_warp();
     const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
     if (row >= N)
         return;
-    const Moments m = row_moments<float, WIDTH>(x + row * n, n, EPS);
+    const Moments m = row_moments<floatR, WIDTH, VEC>(x + row * n, n, EPS);
 #pragma unroll
-    for (int c = lane; c < n; c += WARP)
-        out[row * n + c] = (floatX)((x[row * n + c] - m.mean) * m.rstd);
+    for (int c = VEC * lane; c < n; c += VEC * WARP) {
+        Pack<floatX, VEC> y;
+        for (int k = 0; k < VEC; k++)
+            y.v[k] = (floatX)(((float)x[row * n + c + k] - m.mean) * m.rstd);
+        *(Pack<floatX, VEC> *)(out + row * n + c) = y;
+    }
     if (lane == 0)
         rstd[row] = m.rstd;
 }
 
 // normalize_forward: out (N,C) = (x - mean) rstd for every row of x (N,C), rstd (N) = 1 / sqrt(var
 // + 1e-8); biased variance, nothing learned.
-static void normalize_forward(floatX *out, float *rstd, const float *x, size_t N, size_t C,
+static void normalize_forward(floatX *out, float *rstd, const floatR *x, size_t N, size_t C,
                               cudaStream_t stream)
 {
     LAUNCH_ROWS(normalize_forward_kernel, N, C, stream, out, rstd, x, N, (int)C);
@@ -864,30 +867,37 @@ static __global__ void normalize_backward_kernel(floatX *dx, const floatX *dout,
                                                  const floatX *__restrict__ out, const float *rstd,
                                                  size_t N, int C, int first)
 {
+    enum { VEC = WIDTH ? 2 : 1, STEP = VEC * WARP };
+    typedef Pack<floatX, VEC> Each;
     const size_t row = row_of_warp();
     const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
-    float sum = 0, dot = 0, kept[WIDTH / WARP + 1]; // of dout, where the loops unroll
+    float sum = 0, dot = 0;
+    Each kept[WIDTH / STEP + 1], x = {}; // kept: of dout, where the loops unroll
     if (row >= N)
         return;
     dx += row * pitch;
     dout += row * pitch;
     out += row * n;
 #pragma unroll
-    for (int c = lane; c < n; c += WARP) {
-        const float g = (float)dout[c];
-        sum += g;
-        dot += g * (float)out[c];
-        if (WIDTH)
-            kept[c / WARP] = g;
+    for (int c = VEC * lane; c < n; c += STEP) {
+        const Each g = kept[WIDTH ? c / STEP : 0] = *(const Each *)(dout + c);
+        for (int k = 0; k < VEC; k++) {
+            sum += (float)g.v[k];
+            dot += (float)g.v[k] * (float)out[c + k];
+        }
     }
     sum = warp_sum(sum) / (float)n;
     dot = warp_sum(dot) / (float)n;
     const float factor = rstd[row];
 #pragma unroll
-    for (int c = lane; c < n; c += WARP) {
-        const float g = WIDTH ? kept[c / WARP] : (float)dout[c];
-        const float d = factor * (g - sum - (float)out[c] * dot);
-        dx[c] = (floatX)(first ? d : (float)dx[c] + d);
+    for (int c = VEC * lane; c < n; c += STEP) {
+        const Each g = WIDTH ? kept[c / STEP] : *(const Each *)(dout + c);
+        if (!first)
+            x = *(const Each *)(dx + c);
+        for (int k = 0; k < VEC; k++)
+            x.v[k] = (floatX)((first ? 0 : (float)x.v[k]) +
+                              factor * ((float)g.v[k] - sum - (float)out[c + k] * dot));
+        *(Each *)(dx + c) = x;
     }
 }
 
@@ -903,7 +913,7 @@ static void normalize_backward(floatX *dx, const floatX *dout, size_t pitch, con
 
 // embed_forward_kernel: a warp a token.
 template <int WIDTH>
-static __global__ void embed_forward_kernel(float *out, const int *tokens, const float *wte,
+static __global__ void embed_forward_kernel(floatR *out, const int *tokens, const float *wte,
                                             const float *wpe, size_t N, size_t T, int C)
 {
     const size_t row = row_of_warp();
@@ -914,12 +924,12 @@ static __global__ void embed_forward_kernel(float *out, const int *tokens, const
     wpe = wpe ? wpe + row % T * n : NULL;
 #pragma unroll
     for (int c = threadIdx.x % WARP; c < n; c += WARP)
-        out[row * n + c] = wte[c] + (wpe ? wpe[c] : 0);
+        out[row * n + c] = (floatR)(wte[c] + (wpe ? wpe[c] : 0));
 }
 
 // embed_forward: out (B,T,C) = wte[token] + wpe[t]; tokens (B,T), wte (V,C), wpe (T,C), NULL for
 // none.
-static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
+static void embed_forward(floatR *out, const int *tokens, const float *wte, const float *wpe,
                           size_t B, size_t T, size_t C, cudaStream_t stream)
 {
     LAUNCH_ROWS(embed_forward_kernel, B * T, C, stream, out, tokens, wte, wpe, B * T, T, (int)C);
@@ -956,14 +966,12 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
     for (int v = 4 * i; v < V; v += STRIDE) {
         Pack<float, 4> y = *(const Pack<float, 4> *)(x + v);
         const float before = peak.top;
-#pragma unroll
         for (int k = 0; k < 4; k++) {
             y.v[k] = v + k < V ? y.v[k] : -INFINITY;
             peak.best = y.v[k] > peak.top ? v + k : peak.best;
             peak.top = y.v[k] > peak.top ? y.v[k] : peak.top;
         }
         peak.sum *= exp2_fast(LOG2E * (before - peak.top)); // at first 0 times 0
-#pragma unroll
         for (int k = 0; k < 4; k++)
             peak.sum += exp2_fast(LOG2E * (y.v[k] - peak.top));
     }
@@ -986,7 +994,6 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
             continue;
         const Pack<float, 4> y = *(const Pack<float, 4> *)(x + v);
         Pack<floatX, 4> d;
-#pragma unroll
         for (int k = 0; k < 4; k++) {
             const float p = v + k < V ? factor * exp2_fast(LOG2E * (y.v[k] - peak.top)) : 0;
             d.v[k] = (floatX)(p - (v + k == target ? unit : 0));
@@ -1001,6 +1008,7 @@ static __global__ void loss_kernel(StepResult *result, const float *losses, cons
                                    size_t N)
 {
     double sum = 0;
+#pragma unroll 8
     for (size_t n = threadIdx.x; n < N; n += blockDim.x)
         sum += losses[n];
     sum = block_sum(sum);
@@ -1042,17 +1050,18 @@ static __device__ inline float reciprocal(float x)
 // layernorm_forward_kernel: a warp a row.
 template <int WIDTH>
 static __global__ void layernorm_forward_kernel(floatX *out, float *mean, float *rstd,
-                                                const float *x, const float *weight,
+                                                const floatR *x, const float *weight,
                                                 const float *bias, size_t N, int C)
 {
     const size_t row = row_of_warp();
     const int n = WIDTH ? WIDTH : C, lane = threadIdx.x % WARP;
     if (row >= N)
         return;
-    const Moments m = row_moments<float, WIDTH>(x + row * n, n, LAYERNORM_EPS);
+    const Moments m = row_moments<floatR, WIDTH>(x + row * n, n, LAYERNORM_EPS);
 #pragma unroll
     for (int c = lane; c < n; c += WARP)
-        out[row * n + c] = (floatX)((x[row * n + c] - m.mean) * m.rstd * weight[c] + bias[c]);
+        out[row * n + c] =
+            (floatX)(((float)x[row * n + c] - m.mean) * m.rstd * weight[c] + bias[c]);
     if (lane == 0) {
         mean[row] = m.mean;
         rstd[row] = m.rstd;
@@ -1063,7 +1072,7 @@ static __global__ void layernorm_forward_kernel(floatX *out, float *mean, float 
 // dout weight, z = (x - mean) rstd.
 template <int WIDTH>
 static __global__ void layernorm_backward_kernel(floatX *dx, const floatX *__restrict__ dout,
-                                                 const float *__restrict__ x, const float *mean,
+                                                 const floatR *__restrict__ x, const float *mean,
                                                  const float *rstd,
                                                  const float *__restrict__ weight, size_t N, int C,
                                                  int first)
@@ -1081,13 +1090,13 @@ static __global__ void layernorm_backward_kernel(floatX *dx, const floatX *__res
     for (int c = lane; c < n; c += WARP) {
         const float d = (float)dout[c] * weight[c];
         sum += d;
-        dot += d * (x[c] - mean_n) * rstd_n;
+        dot += d * ((float)x[c] - mean_n) * rstd_n;
     }
     sum = warp_sum(sum) / (float)n;
     dot = warp_sum(dot) / (float)n;
 #pragma unroll
     for (int c = lane; c < n; c += WARP) {
-        const float z = (x[c] - mean_n) * rstd_n;
+        const float z = ((float)x[c] - mean_n) * rstd_n;
         const float d = rstd_n * ((float)dout[c] * weight[c] - sum - z * dot);
         dx[c] = (floatX)(first ? d : (float)dx[c] + d);
     }
@@ -1096,7 +1105,7 @@ static __global__ void layernorm_backward_kernel(floatX *dx, const floatX *__res
 // layernorm_slices_kernel: partial (2,COLUMN_SLICES,C) = column sums of dout z and of dout in every
 // slice of the N rows; a thread a column, ROW_WARPS warps side by side on the rows.
 static __global__ void layernorm_slices_kernel(float *partial, const floatX *__restrict__ dout,
-                                               const float *__restrict__ x,
+                                               const floatR *__restrict__ x,
                                                const float *__restrict__ mean,
                                                const float *__restrict__ rstd, size_t N, int C)
 {
@@ -1109,7 +1118,7 @@ static __global__ void layernorm_slices_kernel(float *partial, const floatX *__r
 #pragma unroll 8
     for (int n = threadIdx.x / WARP; n < rows; n += ROW_WARPS) {
         const float d = (float)dout[(size_t)n * C];
-        by_z += d * (x[(size_t)n * C] - mean[first + n]) * rstd[first + n];
+        by_z += d * ((float)x[(size_t)n * C] - mean[first + n]) * rstd[first + n];
         plain += d;
     }
     columns_sum<1, ROW_WARPS>(partial, &by_z, c, C);
@@ -1118,7 +1127,7 @@ static __global__ void layernorm_slices_kernel(float *partial, const floatX *__r
 
 // norm_forward: out (N,C) = the model's norm of x (N,C): LayerNorm, out = weight (x - mean) rstd +
 // bias, or without a weight normalize; mean (LayerNorm alone), rstd (N) =.
-static void norm_forward(floatX *out, float *mean, float *rstd, const float *x,
+static void norm_forward(floatX *out, float *mean, float *rstd, const floatR *x,
                          const float *weight, const float *bias, size_t N, size_t C,
                          cudaStream_t stream)
 {
@@ -1133,7 +1142,7 @@ static void norm_forward(floatX *out, float *mean, float *rstd, const float *x,
 // forward's x, weight and what it wrote. partial (COLUMN_SLICES,2C): scratch.
 static void norm_backward(floatX *dx, float *dweight, float *dbias, float *partial,
                           const floatX *dout, const floatX *out, const float *mean,
-                          const float *rstd, const float *x, const float *weight, size_t N,
+                          const float *rstd, const floatR *x, const float *weight, size_t N,
                           size_t C, int first, cudaStream_t stream)
 {
     if (!weight) {
@@ -1614,14 +1623,15 @@ static void block_forward(const Model *m, Acts k, Params p, Copies w, float *nex
         norm_forward(k.r1, k.mean1, k.rstd1, k.x, p.norm1_w, p.norm1_b, N, C, stream);
     matmul_forward(k.qkvg, k.r1, w.in_w, w.qkvg_b, N, C, 4 * C, stream);
     if (k.gate)
-        matmul_residual(k.gate, NULL, k.r1, w.in_w + 4 * C * C, p.gate_b, N, C, m->gates, stream);
+        matmul_residual<float>(k.gate, NULL, k.r1, w.in_w + 4 * C * C, p.gate_b, N, C, m->gates,
+                               stream);
     gateloop_forward(k.z, k.y, k.states, k.S, m->dacts.chain, k.qkvg, logits, initial, B, T, C,
                      m->HS, m->config.transition, stream);
     if (G) {
         normalize_forward(k.yn, k.rstd_y, k.y, N * G, C / G, stream);
         output_forward(k.z, k.yn, k.qkvg, N, C, stream);
     }
-    matmul_residual(sum, k.x, k.z, w.out_w, NULL, N, C, C, stream);
+    matmul_residual<float>(sum, k.x, k.z, w.out_w, NULL, N, C, C, stream);
     if (paper) {
         norm_forward(k.r2, k.mean1, k.rstd1, sum, p.norm1_w, p.norm1_b, N, C, stream);
         widen(k.mid, k.r2, N * C, stream);
@@ -1816,10 +1826,9 @@ static void model_free(Model *m)
 // model_upload: the device's weights and moments = the host's.
 static void model_upload(Model *m)
 {
-    Device *d = &m->device;
-    device_weights_up(d, &m->weights);
-    pieces_copy(d);
-    CUDA_CHECK(cudaStreamSynchronize(d->stream));
+    device_weights_up(&m->device, &m->weights);
+    pieces_copy(&m->device);
+    CUDA_CHECK(cudaStreamSynchronize(m->device.stream));
 }
 
 // model_zero_grad: clear the gradients of the parameters.
@@ -1830,8 +1839,7 @@ static void model_zero_grad(Model *m)
 
 // load_batch: the slot's inputs, targets = batch `number` of STREAM_TRAIN or STREAM_EVAL, of its
 // own B and T. And what the device is told: of training, the update it belongs to, in which batches
-// count by their targets. These are known when the last batch is: until then a target counts 1 / (B
-// T).
+// count by their targets; until the last of them is known a target counts 1 / (B T).
 static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
 {
     const Config *c = &m->config;
@@ -1848,13 +1856,6 @@ static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
                     n > 1 ? 1 / N : count > 0 ? 1 / count : 0,
                     n == 1 ? 1 : m->targets > 0 ? N / m->targets : 0, part == 0};
     m->batch = slot->batch;
-}
-
-// batch_kernels: loss and gradients of the batch on the device.
-static void batch_kernels(Model *m)
-{
-    model_forward(m);
-    model_backward(m);
 }
 
 // run_batch: forward and, if asked, backward of one batch, now; the device has nothing else to do.
@@ -1911,7 +1912,8 @@ static void train_graphs(Model *m, long step)
     run_batch(m, STREAM_TRAIN, step * n, 1);
     model_zero_grad(m);
     graph_begin(d->stream);
-    batch_kernels(m);
+    model_forward(m);
+    model_backward(m);
     if (n == 1)
         update_kernels(m);
     d->graph = graph_end(d->stream);
@@ -1942,9 +1944,10 @@ static void train_step(Model *m, long step)
         }
         load_batch(m, slot, STREAM_TRAIN, step * n + i);
         slot_up(slot, d);
-        if (TIMING_ON)
-            batch_kernels(m);
-        else
+        if (TIMING_ON) {
+            model_forward(m);
+            model_backward(m);
+        } else
             CUDA_CHECK(cudaGraphLaunch(d->graph, d->stream));
     }
     if (TIMING_ON)

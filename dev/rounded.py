@@ -5,11 +5,11 @@
     gcc -std=gnu11 -O3 -march=native -fno-math-errno -fopenmp-simd -fopenmp -I. \\
         build/rounded_deltanet.c -o build/rounded_deltanet -lm
 
-For deltanet, gateloop, mamba, metala. What the GPU's program stores in bf16 is rounded to bf16 as
-soon as it is made: the weights that products read, and activations and their gradients but for the
-residual stream, beta, u, S, the logits of gates and transitions, Mamba's y and the output's. All
-arithmetic stays what it was. In gateloop's --wiring paper, where norms make the stream, it is
-rounded but for the embedding, whose copy for products is. For --steps 0 --dump: the weights
+For all but causalrn. What the GPU's program stores in bf16 is rounded to bf16 as soon as it is
+made: the weights that products read, and activations and their gradients but for the residual
+stream, beta, u, S, the logits of gates and transitions, Mamba's y and the output's. All arithmetic
+stays what it was. GPT-2's stream is rounded. So is that of gateloop's --wiring paper, where norms
+make it, but for the embedding, whose copy for products is. For --steps 0 --dump: the weights
 themselves are rounded.
 """
 
@@ -93,6 +93,34 @@ GATELOOP = {
     "model_backward": {
         "matmul_backward(": MATMUL["matmul_backward("],
         "layernorm_backward(": ("", "rounded({0}, N * C);")}}
+# What an epilogue makes of a sum is not of its rounded copy.
+FUSED = "if (C != 64 && C != 128 && C != 192) "
+GPT2 = {
+    "model_forward": {
+        # a tied head reads a rounded copy; of images positions come first, then what is added
+        "batch_check(": ("", "".join(f"rounded(all.{name}, {n});" for name, n in (
+            ("qkv_w", "L * 3 * C * C"), ("qkv_b", "L * 3 * C"), ("proj_w", "L * C * C"),
+            ("proj_b", "L * C"), ("fc_w", "L * 4 * C * C"), ("fc_b", "L * 4 * C"),
+            ("out_w", "L * 4 * C * C"), ("out_b", "L * C"), ("head_w", "m->V * C"),
+            ("patch_w", "C * m->batch.D"))) +
+            "rounded(m->batch.patches, N * m->batch.D);"
+            "rounded(m->batch.D ? all.wpe : NULL, (T - 1) * C);"),
+        "input_forward(": ("", "rounded({0}, N * C);"),
+        "norm_forward(": ("", "rounded({0}, {4} * {5});"),
+        "matmul_forward(": MATMUL["matmul_forward("],
+        "linear_attention_forward(": ("", "rounded({0}, N * C);"),
+        "attention_forward(": ("", "rounded({0}, N * C);"),
+        "matmul_forward(k.h": ("", ""),
+        "gelu_forward(": (FUSED + "rounded({1}, {2});", "rounded({1}, {2}); rounded({0}, {2});"),
+        "matmul_forward(acts.logits": ("rounded(all.head_w ? NULL : all.wte, m->V * C);", ""),
+        "crossentropy(": MATMUL["crossentropy("]},
+    "model_backward": {
+        "matmul_backward(": MATMUL["matmul_backward("],
+        "matmul_backward(d.dh": ("", FUSED + "rounded(d.dh, N * 4 * C);"),
+        "gelu_backward(": ("", "rounded({0}, {3});"),
+        "norm_backward(": ("", "rounded({0}, {6} * {7});"),
+        "linear_attention_backward(": ("", "rounded({0}, N * 3 * C);"),
+        "attention_backward(": ("", "rounded({0}, N * 3 * C);")}}
 WITHOUT = "for (size_t i = 0; i < N * H; i++) k.raw[i]"
 MAMBA = {
     "block_forward": {
@@ -162,11 +190,14 @@ METALA = {
     "model_backward": {
         "matmul_backward(": MATMUL["matmul_backward("],
         "normalize_backward(": ("", "rounded({0}, N * C);")}}
-MODELS = {"train_deltanet.c": DELTANET, "train_gateloop.c": GATELOOP, "train_mamba.c": MAMBA,
-          "train_metala.c": METALA}
+MODELS = {"train_deltanet.c": DELTANET, "train_gateloop.c": GATELOOP, "train_gpt2.c": GPT2,
+          "train_mamba.c": MAMBA, "train_metala.c": METALA}
 # By model and function: what is read as it is stored, and how it stands then.
-STORED = {"train_metala.c": {
-    "normalize_row_backward": ("(x[i] - mean) * rstd", "near((x[i] - mean) * rstd)"),
+NORMALIZED = ("(x[i] - mean) * rstd", "near((x[i] - mean) * rstd)")
+STORED = {"train_gpt2.c": {
+    "normalize_row_backward": NORMALIZED,
+    "phi": ("x > 0 ? x + 1 : e", "near(x > 0 ? x + 1 : e)")}, "train_metala.c": {
+    "normalize_row_backward": NORMALIZED,
     "read_backward": ("dqv[v + j] = a * e;", "dqv[v + j] = a * near(do_j) * r * (1 - r);")}}
 CALL = re.compile(r"(?:m->loss = )?\b(\w+\(([^;]*))\);")
 
@@ -184,7 +215,8 @@ def position(text, part, start=0):
 
 def extent(text, function):
     """Where a function of the oracle starts and ends."""
-    start = position(text, f"\nstatic void {function}(")
+    found = re.search(rf"\nstatic (inline )?(void|float) {function}\([^;]*?\)\n{{", text)
+    start = found.start() if found else fail(3, f"the oracle: expected {function}() in it")
     return start, position(text, "\n}\n", start)
 
 

@@ -165,10 +165,11 @@ trained() {
         row "a run that goes on on the GPU, then on the CPU" "ok" ||
         row "a run that goes on on the GPU, then on the CPU" "FAIL $(tail -n 2 "$dir/log")"
     # p - 1 for p near 1: an error of 5e-3 in logits of 10 is 5e-2 of it (measured: 4.6e-2), unless
-    # the oracle rounds the same
+    # the oracle rounds the same; that of gpt2 has not hidden_kernel's GELU, 4e-4 off (emulated,
+    # three seeds: 1.4e-2, 1.7e-2, 2.0e-2; with C = 60, which takes another kernel: 2.6e-3, 1.3e-3)
     [ "$model" = metala ] && local PRECISIONS=fp32 && early "$@"
-    BF16_GRAD=$([ "${ROUNDED:-}" ] || echo 1e-1) agree "trained weights" --string-size 8 \
-        --load "$dir/run/checkpoint.safetensors"
+    BF16_GRAD=$([[ $model == causalrn || $model == gpt2 ]] && echo 1e-1) agree "trained weights" \
+        --string-size 8 --load "$dir/run/checkpoint.safetensors"
 }
 
 # early OPTIONS...: MetaLA's weights in BF16, after 60 steps. After 300 the gradients are not to be
@@ -710,11 +711,11 @@ start=$(date +%s)
 tokens >"$work/tokens.bin"
 python3 dev/small_images.py "$work/rgb.images" 4 6 3 5 600 >/dev/null
 python3 dev/small_images.py "$work/grey.images" 28 28 1 10 400 >/dev/null
-if [[ $model != causalrn && $model != gpt2 ]]; then # it rounds what the GPU stores in bf16
+if [ "$model" != causalrn ]; then # it rounds what the GPU stores in bf16, and takes --causal no
     export ROUNDED=build/rounded_$model
     python3 dev/rounded.py "train_$model.c" $ROUNDED.c &&
-        gcc -std=gnu11 -O3 -march=native -fno-math-errno -fopenmp-simd -fopenmp -I. $ROUNDED.c \
-            -o $ROUNDED -lm || row "dev/rounded.py" "FAIL"
+        gcc -std=gnu11 -O3 -march=native -fno-math-errno -fopenmp-simd -fopenmp \
+            -DCOPYING_CAUSAL=0 -I. $ROUNDED.c -o $ROUNDED -lm || row "dev/rounded.py" "FAIL"
 fi
 others >"$work/others.log" 2>&1 &
 others_pid=$!

@@ -21,6 +21,13 @@ typedef float floatX;
 #define PRECISION_NAME "FP32"
 #endif
 
+// floatR: the residual stream: fp32, but where a trainer says RESIDUAL_X, and why, floatX.
+#ifdef RESIDUAL_X
+typedef floatX floatR;
+#else
+typedef float floatR;
+#endif
+
 // What the host tells the device about a step.
 typedef struct {
     double lr, over_c1, over_c2; // rate; 1 / (1 - beta^(step + 1)) for the two moments

@@ -7,12 +7,13 @@
 #include "sums.cuh"
 
 // From [layers]:
-static void matmul_residual(float *out, const float *add, const floatX *inp, const floatX *weight,
-                            const float *bias, size_t N, size_t C, size_t OC, cudaStream_t stream);
+template <typename X>
+static void matmul_residual(X *out, const X *add, const floatX *inp, const floatX *weight,
+                            const X *bias, size_t N, size_t C, size_t OC, cudaStream_t stream);
 static void matmul_backward_weight(float *dweight, size_t step, float *dbias, float *partial,
                                    const floatX *dout, const floatX *inp, size_t N, size_t C,
                                    size_t OC, size_t pitch, size_t parts, cudaStream_t stream);
-static void embed_forward(float *out, const int *tokens, const float *wte, const float *wpe,
+static void embed_forward(floatR *out, const int *tokens, const float *wte, const float *wpe,
                           size_t B, size_t T, size_t C, cudaStream_t stream);
 static void embed_backward(float *dwte, float *dwpe, float *partial, const floatX *dout,
                            const int *tokens, size_t B, size_t T, size_t V, size_t C,
@@ -21,7 +22,7 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
 // patches_kernel: a warp a position: out (B,T,C) = wpe_t, at T-1 plus cls; rounded (B,T,D) =
 // patches.
 template <int WIDTH>
-static __global__ void patches_kernel(float *out, floatX *rounded, const float *patches,
+static __global__ void patches_kernel(floatR *out, floatX *rounded, const float *patches,
                                       const float *cls, const float *wpe, size_t N, size_t T,
                                       size_t D, int C)
 {
@@ -31,14 +32,14 @@ static __global__ void patches_kernel(float *out, floatX *rounded, const float *
         return;
     const size_t t = row % T;
     for (int c = threadIdx.x % WARP; c < n; c += WARP)
-        out[row * n + c] = wpe[t * n + c] + (t == T - 1 ? cls[c] : 0);
+        out[row * n + c] = (floatR)(wpe[t * n + c] + (t == T - 1 ? cls[c] : 0));
     for (size_t d = threadIdx.x % WARP; d < D; d += WARP)
         rounded[row * D + d] = (floatX)patches[row * D + d];
 }
 
 // input_forward: out (B,T,C) = what the first layer reads of the device's batch: see patches.h;
 // rounded (B,T,D) = its patches; patch_w (C,D) in floatX.
-static inline void input_forward(float *out, floatX *rounded, const Device *device,
+static inline void input_forward(floatR *out, floatX *rounded, const Device *device,
                                  const float *wte, const floatX *patch_w, const float *cls,
                                  const float *wpe, size_t B, size_t T, size_t C,
                                  cudaStream_t stream)
@@ -50,7 +51,7 @@ static inline void input_forward(float *out, floatX *rounded, const Device *devi
     }
     LAUNCH_ROWS(patches_kernel, N, C, stream, out, rounded, device->patches, cls, wpe, N, T, D,
                 (int)C);
-    matmul_residual(out, out, rounded, patch_w, NULL, N, D, C, stream);
+    matmul_residual<floatR>(out, out, rounded, patch_w, NULL, N, D, C, stream);
 }
 
 // position_sums_kernel: dwpe (T,C) += and, at T-1, dcls (C) += the sum over the batch of dout

@@ -247,18 +247,26 @@ typedef struct {
 
 // row_moments: mean and 1/sqrt(biased variance + eps) of x (n), by a warp. The mean is taken about
 // x[0], so that a constant row has variance exactly 0. WIDTH: n where it is a constant, else 0.
-template <typename X, int WIDTH>
+// VEC: elements of a load, which divide n.
+template <typename X, int WIDTH, int VEC = 1>
 static __device__ inline Moments row_moments(const X *x, int size, float eps)
 {
+    typedef Pack<X, VEC> Each;
     const int lane = threadIdx.x % WARP, n = WIDTH ? WIDTH : size;
     float first = (float)x[0], sum = 0, squares = 0;
 #pragma unroll
-    for (int i = lane; i < n; i += WARP)
-        sum += (float)x[i] - first;
+    for (int i = lane; i < n / VEC; i += WARP)
+#pragma unroll
+        for (int k = 0; k < VEC; k++)
+            sum += (float)((const Each *)x)[i].v[k] - first;
     const float mean = first + warp_sum(sum) / (float)n;
 #pragma unroll
-    for (int i = lane; i < n; i += WARP)
-        squares += ((float)x[i] - mean) * ((float)x[i] - mean);
+    for (int i = lane; i < n / VEC; i += WARP)
+#pragma unroll
+        for (int k = 0; k < VEC; k++) {
+            const float d = (float)((const Each *)x)[i].v[k] - mean;
+            squares += d * d;
+        }
     return {mean, rsqrtf(warp_sum(squares) / (float)n + eps)};
 }
 

@@ -100,12 +100,6 @@ static inline float emu_uint_as_float(unsigned bits)
     memcpy(&x, &bits, sizeof x);
     return x;
 }
-// emu_saturate: x cut off below 0 and above 1; of NaN, 0.
-static inline float emu_saturate(float x)
-{
-    return x > 0 ? x < 1 ? x : 1 : 0;
-}
-#define __saturatef(x) emu_saturate(x)
 #define __float_as_uint(x) emu_float_as_uint(x)
 #define __uint_as_float(x) emu_uint_as_float(x)
 #define __log2f(x) log2f(x)

@@ -11,6 +11,13 @@ static void ex2_approx_ftz_f32(float &y, float x)
     y = fabsf(y) < least ? 0 : y;
 }
 
+// tanh_approx_f32: y = tanh(x), with 12 bits: the unit is off by up to 2^-11.
+static void tanh_approx_f32(float &y, float x)
+{
+    const float t = tanhf(x), bits = ldexpf(1, 12);
+    y = isnan(t) ? t : roundf(t * bits) / bits;
+}
+
 // rcp_approx_ftz_f32: y = 1 / x, the same.
 static void rcp_approx_ftz_f32(float &y, float x)
 {

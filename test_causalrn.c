@@ -21,7 +21,8 @@
 
 enum { VARIANTS = 2 * 3 * 2 * 4 * 2, MAINS = 2 };
 #define MAIN_WORDS {"quadratic", "linear"}
-#define SMALL "--string-size 4 --channels 16 --hidden 24 --batch-size 4 --schedule constant "
+#define SMALL_MODEL "--channels 16 --hidden 24 --batch-size 4 --schedule constant "
+#define SMALL "--string-size 4 " SMALL_MODEL
 #define CAUSAL(c) (c).mix.causal
 #define HEAD(m) (m)->params.head_w
 #include "dev/test_model.h"

@@ -750,8 +750,8 @@ static void test_convergence(void)
         const int parity = k / 2, steps = parity ? 400 : 300;
         LogRow row = {0};
         char line[512];
-        snprintf(line, sizeof line, "--task %s --string-size 6 --eigenvalues %s --steps %d "
-                 "--hidden 64 --channels 32 --heads 2 --batch-size 64 --lr 5e-3 --max-length 12 "
+        snprintf(line, sizeof line, "--task %s --string-size 4 --eigenvalues %s --steps %d "
+                 "--hidden 64 --channels 32 --heads 2 --batch-size 32 --lr 5e-3 --max-length 12 "
                  "--eval-min-length 13 --eval-max-length 30 --eval-batches 20",
                  parity ? "parity" : "copying", words[k % 2], steps);
         run_options(&options, line);

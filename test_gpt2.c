@@ -21,7 +21,8 @@
 
 enum { VARIANTS = 3 * 2 * 2, MAINS = 3 };
 #define MAIN_WORDS {"gpt2", "transformer", "linear-transformer"}
-#define SMALL "--string-size 4 --channels 16 --heads 2 --batch-size 4 --schedule constant "
+#define SMALL_MODEL "--channels 16 --heads 2 --batch-size 4 --schedule constant "
+#define SMALL "--string-size 4 " SMALL_MODEL
 #define CAUSAL(c) (c).causal
 #define HEAD(m) (m)->params.head_w // NULL: tied
 #include "dev/test_model.h"

@@ -636,10 +636,10 @@ static void test_safetensors_two_writers(void) // C21
     CHECK(empty_dir("") == 2, "one file, one stale temporary one");
 }
 
-// save_forever: save 50 MB with a rising step until killed.
+// save_forever: save 10 MB with a rising step until killed.
 static void save_forever(void *path)
 {
-    const size_t n = 12500000;
+    const size_t n = 2500000;
     float *w = (float *)alloc_zero(n, 4, "w");
     StFile *f = st_open((const char *)path);
     int step = (int)strtol(st_meta(f, "step"), NULL, 10);
@@ -677,7 +677,7 @@ static void test_safetensors_killed_saves(void) // G05
             _exit(0);
         }
         random = random * 1664525u + 1013904223u;
-        usleep((random >> 8) % 200000);
+        usleep((random >> 8) % 80000);
         kill(pid, SIGKILL);
         waitpid(pid, NULL, 0);
         Outcome out = run_child(print_step, path);

@@ -279,7 +279,7 @@ static void test_training_rate(void)
 typedef struct {
     Options options;
     Training training;
-    int channels, pairs;
+    int channels, task, pairs;
     Weights weights;
     Pointers params, grads;
     const char *path, *architecture;
@@ -292,11 +292,12 @@ static Trainer *trainer_make(const char *path)
     Trainer *r = (Trainer *)alloc_zero(1, sizeof *r, "trainer");
     const Option model[] = {
         {"channels", OPT_INT, &r->channels, "3", 1, 100, "C", DEFINES_MODEL, "width"},
+        {"task", OPT_CHOICE, &r->task, "copying", 0, 0, "copying|mqar", DEFINES_DATA, "what"},
         {"pairs", OPT_INT, &r->pairs, "4", 1, 100, "pairs", DEFINES_DATA, "of a task"}};
     Tensor table[8];
     int n = small_table(table);
     training_options(&r->options, &r->training);
-    options_add(&r->options, model, 2);
+    options_add(&r->options, model, 3);
     for (int i = 0; i < r->options.n; i++)
         if (r->options.rows[i].def)
             option_set(&r->options.rows[i], r->options.rows[i].def);
@@ -534,6 +535,11 @@ static void test_training_tensors(void)
     craft(r, "pairs", "4", NULL);
     expect_die(check_load, r, EXIT_DATA, "was made with --pairs 4, this run has 5");
     r->pairs = 4;
+    craft(r, "task", NULL, NULL); // any task's: --load takes the weights, --resume needs to know
+    expect_die(check_load, r, EXIT_DATA, "expected --task in its metadata, got none");
+    r->resume = 0;
+    load_accepted(r, "step 7");
+    r->resume = 1;
     const char *const steps[] = {NULL, "", "-1", "7x", "7.5", "x", "99999999999999999999"};
     for (int k = 0; k < 7; k++) {
         craft(r, "step", steps[k], NULL);

@@ -148,6 +148,37 @@ static inline void task_options(Options *options, int *task, TaskOptions *o)
     options_add(options, at_the_end, sizeof at_the_end / sizeof *at_the_end);
 }
 
+#define LENGTH_WORDS STATE_WORDS "|" RECALL_WORDS
+#define SYMBOL_WORDS "mqar|in-context|noisy|fuzzy|memorization|selective"
+
+// task_unread: die over an option that was typed, has another value than its default, and that only
+// other tasks read. A preset's options and defaults may stay where --task is another.
+static inline void task_unread(const Task *task, const Options *options)
+{
+    static const char *const readers[][2] = {
+        {"string-size", "copying"}, {"tokens-per-element", "s5|z60"}, {"modulus", "horizon"},
+        {"multiply", "brackets"}, {"elements", "s5"}, {"resets", "horizon"},
+        {"pairs", "mqar|needle"}, {"vocab-size", SYMBOL_WORDS}, {"noise", "noisy"},
+        {"copies", "selective"}, {"examples", RECALL_WORDS}, {"eval-depth", "needle"},
+        {"min-length", LENGTH_WORDS}, {"max-length", LENGTH_WORDS},
+        {"eval-min-length", LENGTH_WORDS}, {"eval-max-length", LENGTH_WORDS},
+        {"held-out", "text"}, {"vocab", "text"}, {"context", "text"}, {"patch", "images"}};
+    char value[OPTION_VALUE_MAX], word[OPTION_VALUE_MAX];
+    for (size_t k = 0; k < sizeof readers / sizeof *readers; k++) {
+        const Option *o = options_find(options, readers[k][0]);
+        int reads = !o || !options->typed[o - options->rows];
+        for (int i = 0; !reads && option_word(readers[k][1], i, word, sizeof word); i++)
+            reads = !strcmp(word, task->name);
+        if (reads)
+            continue;
+        option_format(o, value, sizeof value);
+        if (strcmp(value, o->def))
+            die(EXIT_USAGE, "--%s %s is for --task %s, this is --task %s\n"
+                "hint: leave --%s out, or give another --task", o->name, value, readers[k][1],
+                task->name, o->name);
+    }
+}
+
 // task_encode: tokens (room for one more than the characters) = what --prompt says; their number.
 static inline size_t task_encode(const Task *task, const TaskOptions *o, int *tokens)
 {
@@ -201,6 +232,7 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
     if (task->fill && o->images.path)
         die(EXIT_USAGE, "--images is for --task images, this is --task %s\n"
             "hint: give --task images --causal no", task->name);
+    task_unread(task, options);
     if (task->chance >= 0)
         state_check(o, task, options);
     recall_check(o, task, options);

@@ -204,9 +204,10 @@ sanitize() {
         row "compute-sanitizer $tool $*" "ok SKIPPED: not installed"
         return
     fi
-    local dir
+    local dir size=(--string-size 3)
+    [[ " $* " == *" --task "* ]] && size=()
     dir=$(mktemp -d -p "$work")
-    fill "$@" --string-size 3 --layers 1 --steps 3 --out "$dir/run"
+    fill "$@" "${size[@]}" --layers 1 --steps 3 --out "$dir/run"
     timeout "${SANITIZE_SECONDS:-170}" compute-sanitizer --tool "$tool" --error-exitcode 9 $bf16 \
         "${options[@]}" >"$dir/log" 2>&1 &&
         row "compute-sanitizer $tool $*" "ok $(grep SUMMARY "$dir/log")" ||

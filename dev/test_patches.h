@@ -1,6 +1,6 @@
 // test_patches.h: the tests of a trainer that reads images: batches, what the first layer reads,
 // derivatives, independence, evaluations, whole runs, what is refused. Included after
-// dev/test_model.h.
+// dev/test_model.h; test_X.c defines SMALL_MODEL as well, SMALL without the size of its task.
 #ifndef SEQ_DEV_TEST_PATCHES_H
 #define SEQ_DEV_TEST_PATCHES_H
 
@@ -210,7 +210,7 @@ static inline char *image_line(int model, const char *file, const char *rest)
 {
     static const char *const models[] = MAIN_WORDS;
     static char line[4096];
-    snprintf(line, sizeof line, SMALL MAIN_OPTION " %s --task images --patch 2 --causal no "
+    snprintf(line, sizeof line, SMALL_MODEL MAIN_OPTION " %s --task images --patch 2 --causal no "
              "--images %s %s", models[model], in_dir(file), rest);
     return line;
 }
@@ -265,7 +265,7 @@ static inline void test_image_refused(void)
     expect_die(refused_run, image_line(0, "few", ""), EXIT_DATA, "need 4 images for a batch");
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const int file = bad[i][0][strlen(bad[i][0]) - 1] == ' ';
-        snprintf(rest, sizeof rest, SMALL "%s%s", bad[i][0], file ? in_dir("a") : "");
+        snprintf(rest, sizeof rest, SMALL_MODEL "%s%s", bad[i][0], file ? in_dir("a") : "");
         expect_die(refused_run, rest, EXIT_USAGE, bad[i][1]);
     }
     empty_dir("");

@@ -46,7 +46,7 @@ enum { OPTIONS_MAX = 80, OPTION_VALUE_MAX = 256 };
 // A command line: its rows, added table by table.
 typedef struct {
     Option rows[OPTIONS_MAX];
-    int n;
+    int n, typed[OPTIONS_MAX]; // typed: by the user, not by a preset
     const char *data_checksum; // of the file trained on and of its part; NULL: there is none
 } Options;
 
@@ -326,13 +326,15 @@ static inline int options_typed(int argc, char **argv, const char *name)
 // Without --preset and --task it is the preset "small", where there is one: the sizes of what runs
 // without arguments are not those of every task. --help prints and exits 0. The table holds --help
 // and --preset like any other option. `presets` ends with a NULL name.
-static inline void options_parse(const Options *options, const Preset *presets, int argc,
-                                 char **argv, const char *usage,
+static inline void options_parse(Options *options, const Preset *presets, int argc, char **argv,
+                                 const char *usage,
                                  void (*cost)(char *text, size_t size))
 {
     const Option *help = options_find(options, "help"), *preset = options_find(options, "preset");
     options_reset(options);
     options_parse_words(options, argc, argv, "");
+    for (int i = 0; i < options->n; i++)
+        options->typed[i] = options_typed(argc, argv, options->rows[i].name);
     if (help && *(int *)help->value) {
         options_help(options, presets, usage, cost);
         exit(fflush(stdout) || ferror(stdout) ? EXIT_DATA : 0);

@@ -308,6 +308,32 @@ static inline void list_add_arena(TensorList *list, const char *prefix, const Ar
                      a->table[i].shape, arena_data(a, i));
 }
 
+// file_has_tensor: 1 if path is a safetensors file with a whole header and a tensor of that name; 0
+// over anything else, which st_open would die of.
+static inline int file_has_tensor(const char *path, const char *name)
+{
+    StHeader header;
+    struct stat info;
+    uint64_t length = 0;
+    int found = 0;
+    FILE *f = fopen(path, "rb");
+    if (!f)
+        return 0;
+    if (!fstat(fileno(f), &info) && fread(&length, 8, 1, f) == 1 &&
+        !st_check_length(&header, length, (size_t)info.st_size)) {
+        char *json = (char *)alloc_zero(length, 1, path);
+        if (fread(json, 1, length, f) == length &&
+            !st_parse(json, length, (size_t)info.st_size, &header)) {
+            for (size_t i = 0; i < header.n; i++)
+                found |= !strcmp(header.entries[i].name, name);
+            st_header_free(&header);
+        }
+        free(json);
+    }
+    fclose(f);
+    return found;
+}
+
 // shape_text: a shape as (2,3,4).
 static inline const char *shape_text(const size_t *shape, int n, char *text, size_t size)
 {

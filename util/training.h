@@ -241,8 +241,8 @@ static inline void checkpoint_save(const char *path, const Weights *w, const Opt
 
 // checkpoint_check: die unless the file's metadata fits this run: architecture, format version and
 // each option of class `level` or above, at DEFINES_TRAINING also the data's checksum. --steps may
-// change under a constant schedule; an option of a task that the file lacks counts as its default.
-// Returns the file's step.
+// change under a constant schedule; an option of a task that the file lacks counts as its default,
+// --task itself does not. Returns the file's step.
 static inline long checkpoint_check(const StFile *file, const char *path, const Options *options,
                                     const char *architecture, int level, int schedule)
 {
@@ -261,7 +261,7 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
         if (o->defines < level || (schedule == CONSTANT && !strcmp(o->name, "steps")))
             continue;
         option_format(o, ours, sizeof ours);
-        if (!theirs && o->defines == DEFINES_DATA)
+        if (!theirs && o->defines == DEFINES_DATA && strcmp(o->name, "task"))
             theirs = o->def; // the program that wrote the file did not have this option
         if (!theirs)
             die(EXIT_DATA, "%s: expected --%s in its metadata, got none", path, o->name);
@@ -320,13 +320,9 @@ static inline void dump_write(const char *path, const int *inputs, const int *ta
                               const Options *options, const char *architecture)
 {
     struct stat st;
-    if (!stat(path, &st) && S_ISREG(st.st_mode)) {
-        StFile *old = st_open(path);
-        if (!st_find(old, "inputs"))
-            die(EXIT_USAGE, "--dump %s: expected a new file or an older dump, got another file",
-                path);
-        st_close(old);
-    }
+    if (!stat(path, &st) && S_ISREG(st.st_mode) && st.st_size && !file_has_tensor(path, "inputs"))
+        die(EXIT_USAGE, "--dump %s: expected a new file or an older dump, got another file\n"
+            "hint: nothing was changed; give another name", path);
     const size_t batch[] = {B, T, 0}, one[] = {1, 0}, real_size = w->params.real_size;
     TensorList *list = (TensorList *)alloc_zero(1, sizeof *list, "tensor list");
     double loss_real; // room for either size

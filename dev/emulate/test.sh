@@ -42,6 +42,8 @@ small() {
     local given=" $* " default
     options=("$@")
     for default in --batch-size:2 --string-size:9 --layers:1 --threads:1; do
+        [[ $default == --string-size* && $given == *" --task "* ]] &&
+            [[ $given != *" --task copying "* ]] && continue
         [[ $given == *" ${default%:*} "* ]] || options+=("${default%:*}" "${default#*:}")
     done
 }

@@ -215,16 +215,22 @@ sanitize() {
             "FAIL $(grep -m 3 '= ' "$dir/log" | tr '\n' ' ' | cut -c 1-300)"
 }
 
-# checks PROGRAM ROW: those of a ladder of dev/, which runs the trainer's kernels, or of
-# dev/test_X.cu, a row a precision; built with the flags of others
+# built PROGRAM PRECISION: build a ladder of dev/ or dev/test_X.cu, which run the trainer's kernels,
+# with the flags of others, if what is there is older than its sources
+built() {
+    local source=(dev/*/"$1".cu) define=() out=build/$1_$2
+    [ -e "dev/$1.cu" ] && source=("dev/$1.cu") define=(-DTESTING)
+    [ $out -nt "$newest" ] && [ $out -nt "${source[0]}" ] && return
+    rm -f $out
+    nvcc $flags "${define[@]}" -DPRECISION_$2 "${source[0]}" -o $out
+}
+
+# checks PROGRAM ROW: those of a program that was built, a row a precision
 checks() {
-    local precision out how=(--check-only) source=(dev/*/"$1".cu) define=()
-    [ -e "dev/$1.cu" ] && how=() source=("dev/$1.cu") define=(-DTESTING)
+    local precision out how=(--check-only)
+    [ -e "dev/$1.cu" ] && how=()
     for precision in FP32 BF16; do
-        out=build/$1_$precision
-        [ $out -nt "$newest" ] ||
-            nvcc $flags "${define[@]}" -DPRECISION_$precision "${source[0]}" -o $out
-        out=$($out "${how[@]}" 2>&1 | tail -n 1)
+        out=$(build/$1_$precision "${how[@]}" 2>&1 | tail -n 1)
         [[ $out == *", 0 failed"* ]] && row "$2, $precision" "ok $out" ||
             row "$2, $precision" "FAIL $out"
     done
@@ -252,6 +258,18 @@ END
     8.*) row "built for another architecture" "ok SKIPPED: this GPU runs sm_80" ;;
     *) fails "built for another architecture" 4 "built for architectures 800" "$work/test_arch" ;;
     esac
+    local program programs=()
+    case $model in
+    deltanet) programs=(test_delta) ;;
+    gateloop) programs=(gateloop_fused) ;;
+    mamba) programs=(selective_scan) ;;
+    metala) programs=(test_gla gla_forward gla_backward) ;;
+    esac
+    for program in "${programs[@]}"; do # side by side: six of them one by one take four minutes
+        built "$program" FP32 &
+        built "$program" BF16 &
+    done
+    wait
     case $model in
     deltanet) checks test_delta "the delta rule from state to state" ;;
     gateloop) checks gateloop_fused "the layer from state to state" ;;

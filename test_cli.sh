@@ -572,6 +572,10 @@ test_state_tasks() {
         --max-length 9
     refused 2 "--vocab-size 9 is for --task mqar.*, this is --task text" --task text \
         --vocab-size 9
+    for task in "tokens-per-element 2" "modulus 3" "multiply no" "elements swaps" "resets 0" \
+        "noise 0" "copies 3" "examples 5" "eval-depth 0" "held-out 0.2" "context 7"; do
+        refused 2 "--$task is for --task .*, this is --task parity" --task parity --$task
+    done
     for task in s5 z60 horizon recall mqar selective copying; do
         refused 2 "--min-length 5 is for --task parity.*needle, this is --task $task" \
             --task $task --min-length 5

@@ -681,6 +681,8 @@ loss F32 1")
     : >nothing
     works $shape --dump nothing
     same "a dump in place of an empty file" d1 nothing
+    works $shape --dump d3
+    same "a dump in place of an older one" d1 d3
     refused 3 "absent/d.*No such file" $shape --dump absent/d
     refused 3 "got a directory" $shape --dump .
 }

@@ -652,15 +652,13 @@ static void open_state(void *options)
     task_open(&TASKS[task], (TaskOptions *)options, &t, &line, 0);
 }
 
-// stream_refused: horizon and recall have sequences of one length, with room for what is in them.
+// stream_refused: sequences of horizon and recall have room for what is in them.
 static void stream_refused(void)
 {
     static const struct {
         int task, lengths[4], resets;
         const char *error;
-    } rows[] = {{HORIZON, {4, 0, 0, 0}, 3, "--min-length: --task horizon has sequences of one"},
-                {RECALL, {0, 0, 4, 0}, 3, "--eval-min-length: --task recall has sequences of one"},
-                {HORIZON, {0, 1, 0, 0}, 0, "--max-length: expected at least 2 for --task horizon"},
+    } rows[] = {{HORIZON, {0, 1, 0, 0}, 0, "--max-length: expected at least 2 for --task horizon"},
                 {RECALL, {0, 0, 0, 1}, 3, "--eval-max-length: expected at least 2 for"},
                 {HORIZON, {0, 0, 0, 0}, 128, "--resets 128: expected at most 127"},
                 {HORIZON, {0, 9, 0, 5}, 5, "--resets 5: expected at most 4"},

@@ -148,6 +148,7 @@ static inline void task_options(Options *options, int *task, TaskOptions *o)
     options_add(options, at_the_end, sizeof at_the_end / sizeof *at_the_end);
 }
 
+#define RANGE_WORDS "parity|modular|brackets|needle" // the others' sequences have one length
 #define LENGTH_WORDS STATE_WORDS "|" RECALL_WORDS
 #define SYMBOL_WORDS "mqar|in-context|noisy|fuzzy|memorization|selective"
 
@@ -160,8 +161,8 @@ static inline void task_unread(const Task *task, const Options *options)
         {"multiply", "brackets"}, {"elements", "s5"}, {"resets", "horizon"},
         {"pairs", "mqar|needle"}, {"vocab-size", SYMBOL_WORDS}, {"noise", "noisy"},
         {"copies", "selective"}, {"examples", RECALL_WORDS}, {"eval-depth", "needle"},
-        {"min-length", LENGTH_WORDS}, {"max-length", LENGTH_WORDS},
-        {"eval-min-length", LENGTH_WORDS}, {"eval-max-length", LENGTH_WORDS},
+        {"min-length", RANGE_WORDS}, {"max-length", LENGTH_WORDS},
+        {"eval-min-length", RANGE_WORDS}, {"eval-max-length", LENGTH_WORDS},
         {"held-out", "text"}, {"vocab", "text"}, {"context", "text"}, {"patch", "images"}};
     char value[OPTION_VALUE_MAX], word[OPTION_VALUE_MAX];
     for (size_t k = 0; k < sizeof readers / sizeof *readers; k++) {
@@ -234,8 +235,8 @@ static inline void task_open(const Task *task, TaskOptions *o, const Training *t
             "hint: give --task images --causal no", task->name);
     task_unread(task, options);
     if (task->chance >= 0)
-        state_check(o, task, options);
-    recall_check(o, task, options);
+        state_check(o, task);
+    recall_check(o, task);
     if (!task->fill) {
         if (o->sample)
             die(EXIT_USAGE, "--sample: --task %s has nothing to say but a class; expected no "

@@ -413,7 +413,7 @@ static inline void needle_fill(const TaskOptions *o, uint64_t seed, uint64_t str
 #define RECALL_WORDS "mqar|in-context|noisy|fuzzy|memorization|selective|needle"
 
 // recall_check: die over sizes that make no sense for the task of this row of TASKS.
-static inline void recall_check(const TaskOptions *o, const Task *task, const Options *options)
+static inline void recall_check(const TaskOptions *o, const Task *task)
 {
     const int n = pairs_of(o), needle = task->fill == needle_fill;
     const int context = task->fill == in_context_fill || task->fill == noisy_fill; // T is one less
@@ -423,10 +423,6 @@ static inline void recall_check(const TaskOptions *o, const Task *task, const Op
     const int T = mqar || needle ? 4 * n : selective ? 2 * o->copies + 1 : fuzzy ? 13 : 4;
     if (task->fill != memorization_fill && !even && !fuzzy && !selective && !needle)
         return;
-    if (!needle) {
-        stream_unused(options, "", o->min_length, task->name);
-        stream_unused(options, "eval-", o->eval_min_length, task->name);
-    }
     for (int evaluate = 0; evaluate < 2; evaluate++) {
         const TaskShape shape = task->shape(o);
         const int got = (int)(evaluate ? shape.eval_T : shape.T) + context;

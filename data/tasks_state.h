@@ -384,30 +384,12 @@ static inline void answer_check(const TaskOptions *o, const char *name)
     }
 }
 
-// stream_unused: die if an option that a stream has no use for has a value, other than a default
-// that the trainer has for other tasks.
-static inline void stream_unused(const Options *options, const char *eval, int value,
-                                 const char *task)
-{
-    char name[32], text[16];
-    snprintf(name, sizeof name, "%smin-length", eval);
-    snprintf(text, sizeof text, "%d", value);
-    for (int i = 0; i < options->n; i++)
-        if (!strcmp(options->rows[i].name, name) && !strcmp(options->rows[i].def, text))
-            return;
-    if (value)
-        die(EXIT_USAGE, "--%s: --task %s has sequences of one length\nhint: --%smax-length N", name,
-            task, eval);
-}
-
-// stream_check: die over lengths, and of horizon numbers of resets, that a stream has no use for.
-static inline void stream_check(const TaskOptions *o, const Task *task, const Options *options)
+// stream_check: die over lengths, and of horizon numbers of resets, that make no sense in a stream.
+static inline void stream_check(const TaskOptions *o, const Task *task)
 {
     const TaskShape shape = task->shape(o);
     const size_t shorter = shape.T < shape.eval_T ? shape.T : shape.eval_T;
     const char *eval = shape.T > shorter ? "eval-" : "";
-    stream_unused(options, "", o->min_length, task->name);
-    stream_unused(options, "eval-", o->eval_min_length, task->name);
     if (shorter < 2)
         die(EXIT_USAGE, "--%smax-length: expected at least 2 for --task %s, got 1", eval,
             task->name);
@@ -417,12 +399,12 @@ static inline void stream_check(const TaskOptions *o, const Task *task, const Op
 }
 
 // state_check: die over lengths that make no sense for the task, one of STATE_TASKS.
-static inline void state_check(const TaskOptions *o, const Task *task, const Options *options)
+static inline void state_check(const TaskOptions *o, const Task *task)
 {
     if (task->chance > 0)
         answer_check(o, task->name);
     else if (task->fill == horizon_fill || task->fill == recall_fill)
-        stream_check(o, task, options);
+        stream_check(o, task);
 }
 
 // ---- rows of the table of tasks, their words in --task, their options
@@ -457,11 +439,11 @@ static inline void state_options(Options *options, TaskOptions *o)
         {"resets", OPT_INT, &o->resets, "3", 0, 1 << 20, "resets", DEFINES_DATA,
          "horizon: in a sequence"},
         {"min-length", OPT_INT, &o->min_length, "0", 0, 1 << 20, "tokens", DEFINES_DATA,
-         "parity, modular, brackets: the shortest, 0 = 3"},
+         "parity, modular, brackets: the shortest, 0 = 3; needle: 0 = 4 a pair"},
         {"max-length", OPT_INT, &o->max_length, "0", 0, 1 << 20, "tokens", DEFINES_DATA,
          "the longest, 0 = 40; s5, z60: 32, 64 with fillers; horizon: 128; recall: 100"},
         {"eval-min-length", OPT_INT, &o->eval_min_length, "0", 0, 1 << 20, "tokens", RUNTIME,
-         "of an evaluation, 0 = 40"},
+         "of an evaluation, 0 = 40; needle: 0 = the longest"},
         {"eval-max-length", OPT_INT, &o->eval_max_length, "0", 0, 1 << 20, "tokens", RUNTIME,
          "of an evaluation, 0 = 256; s5, z60: 500; horizon, recall: as in training"},
         {"curve", OPT_STRING, &o->curve, NULL, 0, 0, "FILE", RUNTIME,

@@ -93,7 +93,7 @@ GATELOOP = {
     "model_backward": {
         "matmul_backward(": MATMUL["matmul_backward("],
         "layernorm_backward(": ("", "rounded({0}, N * C);")}}
-# What an epilogue makes of a sum is not of its rounded copy.
+# hidden_kernel, of these widths, takes GELU and its slope of the sum, not of its rounded copy.
 FUSED = "if (C != 64 && C != 128 && C != 192) "
 GPT2 = {
     "model_forward": {

@@ -322,13 +322,13 @@ static inline int options_typed(int argc, char **argv, const char *name)
     return 0;
 }
 
-// options_parse: set the defaults, then the preset named by --preset, then what the user typed.
+// options_parse: set the defaults, then the preset named by --preset, then what the user typed;
+// `typed` =.
 // Without --preset and --task it is the preset "small", where there is one: the sizes of what runs
 // without arguments are not those of every task. --help prints and exits 0. The table holds --help
 // and --preset like any other option. `presets` ends with a NULL name.
 static inline void options_parse(Options *options, const Preset *presets, int argc, char **argv,
-                                 const char *usage,
-                                 void (*cost)(char *text, size_t size))
+                                 const char *usage, void (*cost)(char *text, size_t size))
 {
     const Option *help = options_find(options, "help"), *preset = options_find(options, "preset");
     options_reset(options);

@@ -308,8 +308,8 @@ static inline void list_add_arena(TensorList *list, const char *prefix, const Ar
                      a->table[i].shape, arena_data(a, i));
 }
 
-// file_has_tensor: 1 if path is a safetensors file with a whole header and a tensor of that name; 0
-// over anything else, which st_open would die of.
+// file_has_tensor: 1 if path is a safetensors file with a whole header and a tensor of that name,
+// else 0: st_open would die over what is no such file.
 static inline int file_has_tensor(const char *path, const char *name)
 {
     StHeader header;

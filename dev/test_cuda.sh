@@ -208,7 +208,7 @@ sanitize() {
         return
     fi
     local dir size=(--string-size 3)
-    [[ " $* " == *" --task "* ]] && size=()
+    [[ " $* " == *" --task "* && " $* " != *" --task copying "* ]] && size=()
     dir=$(mktemp -d -p "$work")
     fill "$@" "${size[@]}" --layers 1 --steps 3 --out "$dir/run"
     timeout "${SANITIZE_SECONDS:-170}" compute-sanitizer --tool "$tool" --error-exitcode 9 $bf16 \

@@ -87,9 +87,10 @@ add "BiRN, H = C, one epoch" birn
 found "$FIGURE"
 args+=(--split val --group)
 title="Patches of $PATCH x $PATCH, C = $C, L = $L, test images"
-python3 dev/plot.py "${args[@]}" --title "$title" --table || failed=$((failed + 1))
-python3 dev/plot.py "${args[@]}" --title "$title" --y acc --out "$FIGURES/${FIGURE}_accuracy.png" ||
+python3 dev/plot.py "${args[@]}" --title "$title" --ylabel "Loss (nats)" --table ||
     failed=$((failed + 1))
+python3 dev/plot.py "${args[@]}" --title "$title" --y acc --ylabel "Share of images right" \
+    --out "$FIGURES/${FIGURE}_accuracy.png" || failed=$((failed + 1))
 a=$(kept linear-birn accuracy) b=$(kept transformer accuracy)
 for name in linear-birn transformer linear-transformer birn; do
     echo "RESULT model=$name parameters=$(kept $name parameters) accuracy=$(kept $name accuracy)"

@@ -1063,7 +1063,7 @@ deltanet | gateloop) tests="$tests interrupted_sample" ;;
 esac
 for name in $tests; do
     test_$name
-    rm -rf ./*/
+    find "$tmp/work" -mindepth 1 -maxdepth 1 -type d -exec rm -rf {} +
 done
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

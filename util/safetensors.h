@@ -346,6 +346,21 @@ static inline void st_pread(const StFile *f, void *dst, size_t n, size_t offset)
     }
 }
 
+// st_read: f's header, of a file that is open and has f->size bytes, at least 8. Returns what is
+// wrong with it; NULL: nothing.
+static inline const char *st_read(StFile *f)
+{
+    uint64_t length = 0;
+    st_pread(f, &length, 8, 0);
+    const char *error = st_check_length(&f->header, length, f->size);
+    if (error)
+        return error;
+    f->data = 8 + length;
+    f->json = (char *)alloc_zero(length, 1, f->path);
+    st_pread(f, f->json, length, 8);
+    return st_parse(f->json, length, f->size, &f->header);
+}
+
 // st_open: open path and check its whole header; dies with EXIT_DATA saying what is wrong, and what
 // the file seems to be. Allocates the header and its tables, nothing else.
 static inline StFile *st_open(const char *path)
@@ -353,7 +368,6 @@ static inline StFile *st_open(const char *path)
     StFile *f = (StFile *)alloc_zero(1, sizeof *f, path);
     struct stat info;
     unsigned char first[64];
-    uint64_t length = 0;
     f->path = strcpy((char *)alloc_zero(strlen(path) + 1, 1, path), path);
     f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); // not waiting for a pipe's writer
     if (f->fd < 0 || fstat(f->fd, &info))
@@ -368,14 +382,7 @@ static inline StFile *st_open(const char *path)
     if (n < 8)
         die(EXIT_DATA, "%s: file is too short; expected at least 8 bytes, got %zu\nhint: %s", path,
             n, st_guess(first, n, f->size));
-    memcpy(&length, first, 8);
-    const char *error = st_check_length(&f->header, length, f->size);
-    if (!error) {
-        f->data = 8 + length;
-        f->json = (char *)alloc_zero(length, 1, path);
-        st_pread(f, f->json, length, 8);
-        error = st_parse(f->json, length, f->size, &f->header);
-    }
+    const char *error = st_read(f);
     if (error)
         die(EXIT_DATA, "%s: %s\nhint: %s", path, error, st_guess(first, n, f->size));
     return f;

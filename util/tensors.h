@@ -312,25 +312,23 @@ static inline void list_add_arena(TensorList *list, const char *prefix, const Ar
 // else 0: st_open would die over what is no such file.
 static inline int file_has_tensor(const char *path, const char *name)
 {
-    StHeader header;
+    StFile f;
     struct stat info;
-    uint64_t length = 0;
     int found = 0;
-    FILE *f = fopen(path, "rb");
-    if (!f)
+    memset(&f, 0, sizeof f);
+    f.path = (char *)path;
+    f.fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (f.fd < 0)
         return 0;
-    if (!fstat(fileno(f), &info) && fread(&length, 8, 1, f) == 1 &&
-        !st_check_length(&header, length, (size_t)info.st_size)) {
-        char *json = (char *)alloc_zero(length, 1, path);
-        if (fread(json, 1, length, f) == length &&
-            !st_parse(json, length, (size_t)info.st_size, &header)) {
-            for (size_t i = 0; i < header.n; i++)
-                found |= !strcmp(header.entries[i].name, name);
-            st_header_free(&header);
+    if (!fstat(f.fd, &info) && info.st_size >= 8) {
+        f.size = (size_t)info.st_size;
+        if (!st_read(&f)) {
+            found = st_find(&f, name) != NULL;
+            st_header_free(&f.header);
         }
-        free(json);
+        free(f.json);
     }
-    fclose(f);
+    close(f.fd);
     return found;
 }
 

@@ -1365,7 +1365,7 @@ static __global__ void normalize_forward_kernel(floatX *__restrict__ out, float 
 }
 
 // normalize_forward: out (N,C) = (x - mean) rstd for every row of x (N,C), rstd (N) = 1 / sqrt(var
-// + 1e-8); biased variance, nothing learned.
+// + 1e-8); biased variance, nothing learned. LAUNCH_ROWS' common C: rows start at even elements.
 static void normalize_forward(floatX *out, float *rstd, const floatR *x, size_t N, size_t C,
                               cudaStream_t stream)
 {
@@ -1413,7 +1413,8 @@ static __global__ void normalize_backward_kernel(floatX *dx, const floatX *dout,
 }
 
 // normalize_backward: dx (N,C) += (first: =) the gradient of x from dout (N,C) and what the forward
-// wrote; rows of dx and dout are `pitch` apart, and with `first` dx may be dout.
+// wrote; rows of dx and dout are `pitch` apart, of LAUNCH_ROWS' common C an even number; with
+// `first` dx may be dout.
 static void normalize_backward(floatX *dx, const floatX *dout, size_t pitch, const floatX *out,
                                const float *rstd, size_t N, size_t C, int first,
                                cudaStream_t stream)

@@ -27,7 +27,7 @@
 // LayerNorm, GELU; [mlp] the hidden layer; [model]; [train]; [main]. [optimizer] AdamW and the sums
 // over rows are in util/.
 //
-// Figures of the CausalRN paper, not run to their end; time of a step on an H200: README.md.
+// Figures of the CausalRN paper; their results and the time of a step on an H200: README.md.
 //   ./train_gpt2_gpu --preset copy-s128                              Fig. 3, 4: the Transformer
 //   ./train_gpt2_gpu --preset copy-s128 --model linear-transformer   Fig. 4
 // Differences from the papers: those of train_gpt2.c.
@@ -1078,7 +1078,7 @@ static __global__ void normalize_forward_kernel(floatX *__restrict__ out, float 
 }
 
 // normalize_forward: out (N,C) = (x - mean) rstd for every row of x (N,C), rstd (N) = 1 / sqrt(var
-// + 1e-8); biased variance, nothing learned.
+// + 1e-8); biased variance, nothing learned. LAUNCH_ROWS' common C: rows start at even elements.
 static void normalize_forward(floatX *out, float *rstd, const floatR *x, size_t N, size_t C,
                               cudaStream_t stream)
 {
@@ -1126,7 +1126,8 @@ static __global__ void normalize_backward_kernel(floatX *dx, const floatX *dout,
 }
 
 // normalize_backward: dx (N,C) += (first: =) the gradient of x from dout (N,C) and what the forward
-// wrote; rows of dx and dout are `pitch` apart, and with `first` dx may be dout.
+// wrote; rows of dx and dout are `pitch` apart, of LAUNCH_ROWS' common C an even number; with
+// `first` dx may be dout.
 static void normalize_backward(floatX *dx, const floatX *dout, size_t pitch, const floatX *out,
                                const float *rstd, size_t N, size_t C, int first,
                                cudaStream_t stream)

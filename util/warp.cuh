@@ -256,13 +256,11 @@ static __device__ inline Moments row_moments(const X *x, int size, float eps)
     float first = (float)x[0], sum = 0, squares = 0;
 #pragma unroll
     for (int i = lane; i < n / VEC; i += WARP)
-#pragma unroll
         for (int k = 0; k < VEC; k++)
             sum += (float)((const Each *)x)[i].v[k] - first;
     const float mean = first + warp_sum(sum) / (float)n;
 #pragma unroll
     for (int i = lane; i < n / VEC; i += WARP)
-#pragma unroll
         for (int k = 0; k < VEC; k++) {
             const float d = (float)((const Each *)x)[i].v[k] - mean;
             squares += d * d;

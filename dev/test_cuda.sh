@@ -752,6 +752,8 @@ fails "B = 10^6" 4 "needs .* GiB, .* GiB are free" $bf16 --batch-size 1000000 --
 CUDA_VISIBLE_DEVICES="" fails "no visible GPU" 4 "no visible GPU" $bf16
 "${model}_checks"
 background trained
+background agree "a token that is everywhere" --task mqar --max-length 100 --batch-size 3 \
+    --channels 160 --layers 1 # parts of runs, two groups of channels (util/sums.cuh)
 wait $others_pid
 cat "$work/others.log"
 "${model}_noncausal"

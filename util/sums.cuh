@@ -227,7 +227,7 @@ static inline size_t token_slices(size_t V, size_t C)
 // token_scratch: elements of scratch that token_sums needs.
 static inline size_t token_scratch(size_t N, size_t V, size_t C)
 {
-    return V <= TOKENS_SHARED ? token_slices(V, C) * V * C : N;
+    return V <= TOKENS_SHARED ? token_slices(V, C) * V * C : N + (N + WARP - 1) / WARP * C;
 }
 
 // token_slices_kernel: a warp takes a slice of tokens and 32 channels, a lane one channel: partial
@@ -272,52 +272,106 @@ static __global__ void token_order_kernel(int *order, const int *tokens, size_t 
         order[less] = (int)n;
 }
 
-// token_sums_kernel: a warp a place in `order` and 32 TOKEN_CHANNELS channels: where a token's
-// positions begin, out += x of them all, in order.
-static __global__ void token_sums_kernel(float *out, const floatX *__restrict__ x,
+// token_sums_kernel: a warp a part, WARP places of `order`, and 32 TOKEN_CHANNELS channels: out +=
+// the sum of x over each run of a token that begins in the part, as far as it goes there; heads
+// (parts,C) = that of a run that began before. So a token that is everywhere, as a filler is, does
+// not leave all work to one warp.
+static __global__ void token_sums_kernel(float *out, float *heads, const floatX *__restrict__ x,
                                          const int *__restrict__ tokens,
                                          const int *__restrict__ order, size_t N, int C, int groups)
 {
-    const size_t place = row_of_warp() / groups;
+    enum { DEEP = 8 }; // rows under way at once
+    const size_t part = row_of_warp() / groups, first = part * WARP;
     const int lane = threadIdx.x % WARP;
     const int c0 = row_of_warp() % groups * WARP * TOKEN_CHANNELS + lane;
-    float sum[TOKEN_CHANNELS] = {};
-    if (place >= N)
+    float sum[TOKEN_CHANNELS] = {}, y[DEEP][TOKEN_CHANNELS];
+    if (first >= N)
         return;
-    const int token = tokens[order[place]];
-    if (place && tokens[order[place - 1]] == token)
+    const int n = (int)min((size_t)WARP, N - first);
+    const int row = order[first + min(lane, n - 1)], token = tokens[row];
+    const int before = first ? tokens[order[first - 1]] : -1;
+    for (int j = 0; j < n; j += DEEP) {
+#pragma unroll
+        for (int k = 0; k < DEEP; k++) {
+            const floatX *from = x + (size_t)__shfl_sync(~0u, row, j + k) * C + c0;
+            for (int i = 0; i < TOKEN_CHANNELS; i++)
+                y[k][i] = c0 + WARP * i < C ? (float)from[WARP * i] : 0;
+        }
+#pragma unroll
+        for (int k = 0; k < DEEP; k++) {
+            const int here = __shfl_sync(~0u, token, j + k);
+            const int next = __shfl_sync(~0u, token, min(j + k + 1, WARP - 1));
+            if (j + k >= n)
+                continue;
+            for (int i = 0; i < TOKEN_CHANNELS; i++)
+                sum[i] += y[k][i];
+            if (j + k + 1 < n && next == here)
+                continue;
+            float *to = here == before ? heads + part * C : out + (size_t)here * C;
+            for (int i = 0; i < TOKEN_CHANNELS && c0 + WARP * i < C; i++) {
+                to[c0 + WARP * i] = sum[i] + (here == before ? 0 : to[c0 + WARP * i]);
+                sum[i] = 0;
+            }
+        }
+    }
+}
+
+// token_heads_kernel: a warp a part but the first, and 32 channels: where a run goes on for the
+// first time, out += its heads, of this part and those after it, in order.
+static __global__ void token_heads_kernel(float *out, const float *__restrict__ heads,
+                                          const int *__restrict__ tokens,
+                                          const int *__restrict__ order, size_t N, int C,
+                                          int groups)
+{
+    const size_t part = row_of_warp() / groups + 1, parts = (N + WARP - 1) / WARP;
+    const int lane = threadIdx.x % WARP, c = row_of_warp() % groups * WARP + lane;
+    float sum = 0;
+    if (part >= parts)
         return;
-    for (size_t k = place, count = WARP; count == WARP; k += WARP) {
-        const bool same = k + lane < N && tokens[order[min(k + lane, N - 1)]] == token;
+    const int token = tokens[order[part * WARP]];
+    if (tokens[order[part * WARP - 1]] != token ||
+        (part > 1 && tokens[order[(part - 1) * WARP - 1]] == token))
+        return;
+    size_t end = part;
+    for (int count = WARP; count == WARP; end += count) {
+        const bool same = end + lane < parts && tokens[order[(end + lane) * WARP]] == token;
         const unsigned others = ~__ballot_sync(~0u, same);
         count = others ? __ffs(others) - 1 : WARP;
-#pragma unroll 8
-        for (size_t j = k; j < k + count; j++)
-            for (int i = 0; i < TOKEN_CHANNELS; i++)
-                sum[i] += c0 + WARP * i < C ? (float)x[order[j] * (size_t)C + c0 + WARP * i] : 0;
     }
-    for (int i = 0; i < TOKEN_CHANNELS && c0 + WARP * i < C; i++)
-        out[(size_t)token * C + c0 + WARP * i] += sum[i];
+    if (c >= C)
+        return;
+#pragma unroll 16
+    for (size_t p = part; p < end; p++)
+        sum += heads[p * C + c];
+    out[(size_t)token * C + c] += sum;
 }
 
 // token_sums: out (V,C) += the rows of x (N,C) by their tokens (N). Threads own channels, and the
-// rows of a token are added in order, so that repeated tokens neither race nor change a sum. With a
-// large vocabulary they are sorted first, in N^2 comparisons. partial (token_scratch): scratch.
+// rows of a token are added in an order that N and the tokens give, so that repeated tokens neither
+// race nor change a sum. With a large vocabulary they are sorted first, in N^2 comparisons. partial
+// (token_scratch): scratch.
 static inline void token_sums(float *out, float *partial, const floatX *x, const int *tokens,
                               size_t N, size_t V, size_t C, cudaStream_t stream)
 {
-    const size_t slices = token_slices(V, C);
+    const size_t slices = token_slices(V, C), parts = (N + WARP - 1) / WARP;
     const size_t groups = (C + WARP * TOKEN_CHANNELS - 1) / (WARP * TOKEN_CHANNELS);
+    const size_t warps = (C + WARP - 1) / WARP;
+    int *order = (int *)partial;
+    float *heads = partial + N;
     if (slices) {
-        LAUNCH(token_slices_kernel, (C + WARP - 1) / WARP * slices, WARP, V * WARP * sizeof(float),
-               stream, partial, x, tokens, N, (int)V, (int)C, (int)slices);
+        LAUNCH(token_slices_kernel, warps * slices, WARP, V * WARP * sizeof(float), stream, partial,
+               x, tokens, N, (int)V, (int)C, (int)slices);
         slices_sum(out, NULL, partial, slices, V * C, 0, 0, V * C, 0, stream);
-    } else {
-        LAUNCH(token_order_kernel, (N + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0,
-               stream, (int *)partial, tokens, N);
-        LAUNCH(token_sums_kernel, (N * groups + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0,
-               stream, out, x, tokens, (const int *)partial, N, (int)C, (int)groups);
+        return;
     }
+    LAUNCH(token_order_kernel, (N + SLICE_THREADS - 1) / SLICE_THREADS, SLICE_THREADS, 0, stream,
+           order, tokens, N);
+    LAUNCH(token_sums_kernel, (parts * groups + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0,
+           stream, out, heads, x, tokens, (const int *)order, N, (int)C, (int)groups);
+    if (parts > 1)
+        LAUNCH(token_heads_kernel, ((parts - 1) * warps + ROW_WARPS - 1) / ROW_WARPS,
+               ROW_WARPS * WARP, 0, stream, out, (const float *)heads, tokens, (const int *)order,
+               N, (int)C, (int)warps);
 }
 
 #endif

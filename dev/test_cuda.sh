@@ -205,10 +205,11 @@ decodes() {
 
 # sanitize TOOL OPTIONS...: three steps, evaluation and decoding under compute-sanitizer
 sanitize() {
-    local tool=$1
+    local tool=$1 name
     shift
+    name="compute-sanitizer $tool ${*//$work\//}" # without a directory that is another every time
     if ! command -v compute-sanitizer >/dev/null; then
-        row "compute-sanitizer $tool $*" "ok SKIPPED: not installed"
+        row "$name" "ok SKIPPED: not installed"
         return
     fi
     local dir size=(--string-size 3)
@@ -217,8 +218,8 @@ sanitize() {
     fill "$@" "${size[@]}" --layers 1 --steps 3 --out "$dir/run"
     timeout "${SANITIZE_SECONDS:-170}" compute-sanitizer --tool "$tool" --error-exitcode 9 $bf16 \
         "${options[@]}" >"$dir/log" 2>&1 &&
-        row "compute-sanitizer $tool $*" "ok $(grep SUMMARY "$dir/log")" ||
-        row "compute-sanitizer $tool $*" \
+        row "$name" "ok $(grep SUMMARY "$dir/log")" ||
+        row "$name" \
             "FAIL $(grep -m 3 '= ' "$dir/log" | tr '\n' ' ' | cut -c 1-300)"
 }
 

@@ -17,7 +17,7 @@ device=${device:-no GPU}
 jobs_max=${JOBS:-6}
 newest=$(ls -t train_*.cu util/*.h util/*.cuh | head -n 1) # of what the programs are made of
 
-# 32 times the licence, which nobody edits: another text has other roundings, and in a gradient of
+# 64 times the licence, which nobody edits: another text has other roundings, and in a gradient of
 # three tokens they can be 2e-2 (emulated: 2 of 60 windows of README.md)
 text=$work/text
 
@@ -600,7 +600,7 @@ gateloop_checks() {
     background agree "HS=64" --head-size 64 --layers 1 --string-size 40
     for t in 1 2 31 33 255 258 4096; do
         for c in 64 33; do
-            background agree "T=$t C=$c B=1" --task text --text train_gpt2.c --context $t \
+            background agree "T=$t C=$c B=1" --task text --text "$text" --context $t \
                 --batch-size 1 --channels $c --layers 1
         done
     done
@@ -647,7 +647,7 @@ mamba_checks() {
     done
     for t in 1 2 5 31 33 255 258 2049 4096; do
         for c in 64 33; do
-            background agree "T=$t C=$c B=1" --task text --text train_gpt2.c --context $t \
+            background agree "T=$t C=$c B=1" --task text --text "$text" --context $t \
                 --batch-size 1 --channels $c --layers 1
         done
     done
@@ -699,7 +699,7 @@ metala_checks() {
     done
     for t in 1 2 31 33 64 65 255 258 2048; do
         for c in 64 33; do
-            background agree "T=$t C=$c B=1" --task text --text train_gpt2.c --context $t \
+            background agree "T=$t C=$c B=1" --task text --text "$text" --context $t \
                 --batch-size 1 --channels $c --layers 1 --heads $((c % 2 ? 3 : 2)) \
                 --key-channels $((c % 2 ? 15 : 64))
         done
@@ -736,7 +736,7 @@ metala_noncausal() {
 
 start=$(date +%s)
 tokens >"$work/tokens.bin"
-for _ in {1..32}; do cat LICENSE; done >"$text"
+for _ in {1..64}; do cat LICENSE; done >"$text"
 python3 dev/small_images.py "$work/rgb.images" 4 6 3 5 600 >/dev/null
 python3 dev/small_images.py "$work/grey.images" 28 28 1 10 400 >/dev/null
 if [ "$model" != causalrn ]; then # it rounds what the GPU stores in bf16, and takes --causal no
@@ -753,8 +753,8 @@ fails "B = 10^6" 4 "needs .* GiB, .* GiB are free" $bf16 --batch-size 1000000 --
 CUDA_VISIBLE_DEVICES="" fails "no visible GPU" 4 "no visible GPU" $bf16
 "${model}_checks"
 background trained
-background agree "a token that is everywhere" --task mqar --max-length 100 --batch-size 3 \
-    --channels 160 --layers 1 # parts of runs, two groups of channels (util/sums.cuh)
+background agree "a token that is everywhere" --task mqar --max-length 400 --batch-size 3 \
+    --channels 160 --layers 1 # a run of 37 parts, two groups of channels (util/sums.cuh)
 wait $others_pid
 cat "$work/others.log"
 "${model}_noncausal"

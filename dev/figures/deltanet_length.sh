@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# deltanet_length.sh: DeltaNet's time and memory are linear in T: a step over the same number of
-# tokens, 65536, in sequences of 64 to 65536, takes as long and as much memory. Two layers of 512
-# channels, heads of 128; parity of T bits. A softmax Transformer's time would grow with T. Rows of
-# data/ of other T stay.
+# deltanet_length.sh: DeltaNet's time and memory should be linear in T: a step over the same number
+# of tokens, 65536, in sequences of 64 to 65536, should take as long and as much memory. Two layers
+# of 512 channels, heads of 128; parity of T bits. A softmax Transformer's time would grow with T.
+# Rows of data/ of other T stay.
 FIGURE=deltanet_length STEPS=${STEPS:-30} THIN=1 TRAINER=${TRAINER:-./train_deltanet_gpu}
 TOKENS=${TOKENS:-65536} SIZES=${SIZES:-64 128 256 512 1024 2048 4096 8192 16384 32768 65536}
 . "$(dirname "$0")/common.sh"

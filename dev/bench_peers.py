@@ -1340,7 +1340,7 @@ def op_ladder(args, op, direction, shape):
                      f"--{op}-forward, --{op}-backward BIN")
     key = f"{op} {direction}"
     if key not in ladder_output:
-        ladder_output[key] = "\n".join(str(tried(run_program, command))
+        ladder_output[key] = "\n".join(tried(run_program, command)
                                        for command in op_commands(args, op, direction))
     if "\t" not in ladder_output[key]:
         raise Skip(ladder_output[key])

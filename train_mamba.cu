@@ -61,8 +61,9 @@ enum { STATES = 16, OWN = 4, LANES = STATES / OWN, CHANNELS = 64, SCAN_THREADS =
 enum { BESIDE = SCAN_THREADS / CHANNELS, EACH = TILE / BESIDE, PITCH = CHANNELS + 8 };
 
 // Time is cut into chunks of CHUNK_LEAST positions or more, so that a GPU has FILL threads, where
-// it would have a quarter of them: to cut takes half as many instructions again.
-enum { CHUNK_LEAST = 64, FILL = 1 << 16 };
+// it would have a quarter of them, or half in sequences of LONG positions, whose chunks have work
+// for a while: to cut takes half as many instructions again.
+enum { CHUNK_LEAST = 64, LONG = 1024, FILL = 1 << 16 };
 
 // What the kernels are told. s0: the first of the 16 states that they take; P: from a token's B and
 // C, which start at R, to the next's; chunk: positions of a block, `chunks` of them a sequence;
@@ -558,7 +559,7 @@ static __global__ void scan_rates_kernel(float *dA_log, float *dskip, float *ddt
 static Scan scan_of(size_t B, size_t T, size_t H, size_t S, size_t R, size_t P)
 {
     const size_t threads = B * H * LANES, most = T / CHUNK_LEAST, fill = FILL / threads;
-    const size_t parts = fill < 4 || most < 2 ? 1 : fill < most ? fill : most;
+    const size_t parts = fill < (T < LONG ? 4 : 2) || most < 2 ? 1 : fill < most ? fill : most;
     const size_t chunk = ((T + parts - 1) / parts + TILE - 1) / TILE * TILE;
     const size_t chunks = (T + chunk - 1) / chunk, groups = (H + CHANNELS - 1) / CHANNELS;
     assert(T < INT_MAX / 2 && H * S < INT_MAX && P < INT_MAX && B * chunks * groups < INT_MAX);

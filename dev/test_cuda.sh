@@ -658,6 +658,8 @@ mamba_checks() {
     background agree "W=16 H=130" --window 16 --hidden 130
     background agree "C=192 B=8 L=12" --channels 192 --batch-size 8 --layers 12
     background agree "B=256" --batch-size 256 --string-size 20 --layers 1
+    background agree "B=16 T=1026 C=192, two chunks" --batch-size 16 --string-size 512 \
+        --channels 192 --layers 1
     background agree "text, V=50257" --task text --vocab gpt2 --context 33 --layers 1 \
         --text "$work/tokens.bin"
     background losses "--accumulate 3" 1e-4 $fp32 --accumulate 3

@@ -37,6 +37,7 @@
 #include "data/tasks.h"
 #include "util/optimizer.cuh"
 #include "util/patches.cuh" // and with it sums, warp, cuda_training, cuda, gemm, training
+#include "util/rows.cuh"
 
 // ------------------------------------------------------------------------------------------------
 // [mix] The layer: every position paired with every earlier one.
@@ -798,12 +799,30 @@ static void pair_backward(floatX *da, floatX *db, const floatX *ds, Saved saved,
 }
 #endif
 
-// ---- linear: a block a sequence, P threads side by side on a position, 12 channels each in
-// registers
+// ---- linear: a block a sequence or a part of one, P threads side by side on a position, 12
+// channels each in registers (util/rows.cuh)
 
-enum { LINEAR_THREADS = 256, CH = 12 };
+enum { LINEAR_THREADS = 256 };
 
-// linear_threads: P for H channels, VEC of which are neighbours in a thread (linear_vec).
+// Fewer sequences than LINEAR_FULL would leave most of the GPU idle. They are cut into parts of
+// whole tiles, in all LINEAR_PARTS blocks, two a multiprocessor of an H200: one kernel makes the
+// sum of each part alone, the next from these, in their order, the sum before each part, and the
+// third starts from there. Fewer tiles than LINEAR_LEAST are not worth two kernels more.
+#ifndef LINEAR_PARTS // dev/emulate/test.sh has all three smaller; LINEAR_FULL <= LINEAR_PARTS
+#define LINEAR_PARTS 264
+#define LINEAR_FULL 64
+#define LINEAR_LEAST 8
+#endif
+
+// How every sequence is cut: into `count` parts of `span` tiles, the last of what is left. max, sum
+// (B,count,H): each part's own sum, 2^max sum. before_max, before_sum: that of all parts before it,
+// in the backward of all after it, without causal of all; NULL: there is nothing before.
+typedef struct {
+    int count, span;
+    float *max, *sum, *before_max, *before_sum;
+} Parts;
+
+// linear_threads: P for H channels, VEC of which are neighbours in a thread (WITH_ROWS).
 static size_t linear_threads(size_t H)
 {
     return H % 4 == 0 && H <= 16 * CH ? 16 : H % 4 == 0 && H <= 32 * CH ? 32 : LINEAR_THREADS;
@@ -813,116 +832,6 @@ static size_t linear_threads(size_t H)
 static size_t linear_tile(size_t H)
 {
     return LINEAR_THREADS / linear_threads(H);
-}
-
-// A thread's channels of a row as they lie in memory: groups of VEC, P groups apart.
-template <int VEC> struct Raw {
-    Pack<floatX, VEC> v[CH / VEC];
-};
-
-// row_channel: the first channel of the thread's group j.
-template <int P, int VEC> static __device__ inline int row_channel(int j)
-{
-    return VEC * (threadIdx.x % P + P * j);
-}
-
-// row_fetch: the thread's part of a row (H); 0 beyond H.
-template <int P, int VEC> static __device__ inline Raw<VEC> row_fetch(const floatX *row, int H)
-{
-    Raw<VEC> raw = {};
-#pragma unroll
-    for (int j = 0; j < CH / VEC; j++)
-        if (row_channel<P, VEC>(j) < H)
-            raw.v[j] = *(const Pack<floatX, VEC> *)(row + row_channel<P, VEC>(j));
-    return raw;
-}
-
-// row_store: row (H) = the thread's part x.
-template <int P, int VEC, typename X>
-static __device__ inline void row_store(X *row, const float (&x)[CH], int H)
-{
-#pragma unroll
-    for (int j = 0; j < CH / VEC; j++) {
-        Pack<X, VEC> raw;
-        for (int i = 0; i < VEC; i++)
-            raw.v[i] = (X)x[j * VEC + i];
-        if (row_channel<P, VEC>(j) < H)
-            *(Pack<X, VEC> *)(row + row_channel<P, VEC>(j)) = raw;
-    }
-}
-
-// row_load: the thread's part x of a row of shared memory (P * 12 floats).
-template <int P, int VEC> static __device__ inline void row_load(float (&x)[CH], const float *row)
-{
-#pragma unroll
-    for (int j = 0; j < CH / VEC; j++) {
-        const auto part = *(const Pack<float, VEC> *)(row + row_channel<P, VEC>(j));
-        for (int i = 0; i < VEC; i++)
-            x[j * VEC + i] = part.v[i];
-    }
-}
-
-// rows_normalize: x[k] = (x[k] - mean) rstd[k] over the H channels of K rows, 0 beyond. near[k]: a
-// value of about the row's size, the same in all its threads: an equal row gives exactly 0.
-template <int P, int VEC, int K>
-static __device__ inline void rows_normalize(float (&x)[K][CH], float (&rstd)[K],
-                                             const float (&near)[K], int H, float *red)
-{
-    const float over_H = 1 / (float)H;
-    float sum[K] = {}, squares[K] = {};
-#pragma unroll
-    for (int i = 0; i < K * CH; i++)
-        sum[i / CH] += row_channel<P, VEC>(i % CH / VEC) < H ? x[i / CH][i % CH] - near[i / CH] : 0;
-    row_reduce<P, 0>(sum, red);
-#pragma unroll
-    for (int i = 0; i < K * CH; i++) {
-        float *v = &x[i / CH][i % CH], mean = fmaf(sum[i / CH], over_H, near[i / CH]);
-        *v = row_channel<P, VEC>(i % CH / VEC) < H ? *v - mean : 0;
-        squares[i / CH] = fmaf(*v, *v, squares[i / CH]);
-    }
-    row_reduce<P, 0>(squares, red);
-#pragma unroll
-    for (int k = 0; k < K; k++) {
-        rstd[k] = rsqrtf(fmaf(squares[k], over_H, EPS));
-        for (int i = 0; i < CH; i++)
-            x[k][i] *= rstd[k];
-    }
-}
-
-// rows_open: x[0], x[1] = mu of the fetched rows of a and b over ln 2, mu = normalize if approx;
-// rstd: of both, or 1. first: the rows' first values.
-template <int P, int VEC>
-static __device__ inline void rows_open(float (&x)[2][CH], float (&rstd)[2], const Raw<VEC> &raw_a,
-                                        const Raw<VEC> &raw_b, const float (&first)[2], int H,
-                                        int approx, float *red)
-{
-#pragma unroll
-    for (int i = 0; i < CH; i++) {
-        x[0][i] = (float)raw_a.v[i / VEC].v[i % VEC];
-        x[1][i] = (float)raw_b.v[i / VEC].v[i % VEC];
-    }
-    rstd[0] = rstd[1] = 1;
-    if (approx)
-        rows_normalize<P, VEC, 2>(x, rstd, first, H, red);
-#pragma unroll
-    for (int i = 0; i < 2 * CH; i++)
-        x[i / CH][i % CH] *= LOG2E;
-}
-
-// column_sums: one channel of a tile's HIGH positions, W apart in shared memory: each becomes the
-// sum up to there (LOG: of logs to base 2, and log2 of the sum), from the sum before, *sum (LOG:
-// 2^*max *sum), which goes on. add 0: nothing is added, each becomes the sum before.
-template <int HIGH, int W, int LOG>
-static __device__ inline void column_sums(float *tile, float *max, float *sum, int add)
-{
-#pragma unroll
-    for (int i = 0; i < HIGH; i++) {
-        if (LOG && add)
-            logsumexp_step(max, sum, tile[i * W]);
-        else if (add)
-            *sum += tile[i * W];
-        tile[i * W] = LOG ? *max + __log2f(*sum) : *sum;
-    }
 }
 
 // row_sums: x = 2^x times the sums in y (LOG: whose log2 is y) of a row that sees n positions, 0
@@ -948,40 +857,107 @@ static __device__ inline float row_sums(float (&x)[CH], const float (&y)[CH], in
     return LOG ? exp2_fast(top[0] - shift) : top[0] * scale;
 }
 
-// linear_forward_kernel: o (B,T,H), saved.carry (B,tiles,H) = from a, b (B,T,H), rows of these 2H
-// apart. LOG: sums are kept as their logs and never overflow; without it only for approx and H <=
-// 491. Without causal a first pass over b makes the sum that every position sees. Decoding
-// (saved.max not NULL): these are positions t .. t+T-1, and the sum before is in saved.max, sum, t
-// > 0.
+// linear_sums_kernel: parts.max, sum = of each part the sum of exp(b), b (B,T,H), rows 2H apart;
+// without LOG (see linear_forward_kernel) max is 0. A thread adds up every HIGH-th position, then
+// the block what its threads have.
 template <int P, int VEC, int WIDTH>
 static __global__ void __launch_bounds__(LINEAR_THREADS, 3)
-linear_forward_kernel(floatX *o, Saved saved, const floatX *a, const floatX *b, int T, int t,
-                      int size, Mix mix)
+linear_sums_kernel(Parts parts, const floatX *b, int T, int size, Mix mix)
+{
+    enum { HIGH = LINEAR_THREADS / P, W = P * CH, LOG = !WIDTH };
+    extern __shared__ float shared[];
+    float *maxs = shared, *sums = maxs + HIGH * W, *red = sums + HIGH * W, max[CH], sum[CH];
+    const int g = threadIdx.x / P, approx = mix.prenorm == APPROX, H = WIDTH ? WIDTH : size;
+    const int start = blockIdx.x % parts.count * parts.span * HIGH;
+    const int end = min(start + parts.span * HIGH, T);
+    b += blockIdx.x / parts.count * (size_t)T * 2 * H;
+    Raw<VEC> raw[1] = {row_fetch<P, VEC>(b + (size_t)min(start + g, T - 1) * 2 * H, H)};
+#pragma unroll
+    for (int i = 0; i < CH; i++) {
+        max[i] = LOG ? -INFINITY : 0;
+        sum[i] = 0;
+    }
+    for (int t0 = start; t0 < end; t0 += HIGH) {
+        float x[1][CH], rstd[1];
+        rows_open<P, VEC, 1>(x, rstd, raw, H, approx, red);
+        raw[0] = row_fetch<P, VEC>(b + (size_t)min(t0 + HIGH + g, T - 1) * 2 * H, H);
+#pragma unroll
+        for (int i = 0; i < CH && t0 + g < T; i++)
+            if (LOG)
+                logsumexp_step(&max[i], &sum[i], x[0][i]);
+            else
+                sum[i] += exp2_fast(x[0][i]);
+    }
+    row_store<P, VEC>(maxs + g * W, max, W);
+    row_store<P, VEC>(sums + g * W, sum, W);
+    __syncthreads();
+    for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
+        float m = -INFINITY, s = 0;
+#pragma unroll
+        for (int i = 0; i < HIGH; i++)
+            logsumexp_add(&m, &s, maxs[i * W + h], sums[i * W + h]);
+        parts.max[blockIdx.x * H + h] = m;
+        parts.sum[blockIdx.x * H + h] = s;
+    }
+}
+
+// linear_join_kernel: parts.before_max, before_sum = from parts.max, sum, added in the order of
+// the parts or (backward) from the last on. A thread owns one of the sequences' n = B H channels.
+static __global__ void linear_join_kernel(Parts parts, size_t n, int H, int causal, int backward)
+{
+    const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
+    const float *__restrict__ max = parts.max, *__restrict__ sum = parts.sum;
+    float *__restrict__ before_max = parts.before_max, *__restrict__ before_sum = parts.before_sum;
+    float m = -INFINITY, s = 0;
+    if (i >= n)
+        return;
+    for (int pass = causal; pass < 2; pass++)
+#pragma unroll 8
+        for (int p = 0; p < parts.count; p++) {
+            const int part = backward ? parts.count - 1 - p : p;
+            const size_t at = (i / H * parts.count + part) * H + i % H;
+            if (pass == 1) {
+                before_max[at] = m;
+                before_sum[at] = s;
+            }
+            if (causal || pass == 0)
+                logsumexp_add(&m, &s, max[at], sum[at]);
+        }
+}
+
+// linear_forward_kernel: o (B,T,H), saved.carry (B,tiles,H) = from a, b (B,T,H), rows of these 2H
+// apart, and the sum before each part. LOG: sums are kept as their logs and never overflow; without
+// it only for approx and H <= 491. Without causal a first pass over b makes the sum that every
+// position sees, unless parts have it. Decoding (saved.max not NULL): these are positions t ..
+// t+T-1, and saved.max, sum = the sum up to there. CUT: there is more than one part.
+template <int P, int VEC, int WIDTH, int CUT>
+static __global__ void __launch_bounds__(LINEAR_THREADS, 3)
+linear_forward_kernel(floatX *o, Saved saved, Parts parts, const floatX *a, const floatX *b, int T,
+                      int t, int size, Mix mix)
 {
     enum { HIGH = LINEAR_THREADS / P, W = P * CH, LOG = !WIDTH };
     extern __shared__ float shared[];
     float *ls = shared, *max = ls + HIGH * W, *sum = max + W, *red = sum + W;
     const int g = threadIdx.x / P, approx = mix.prenorm == APPROX, H = WIDTH ? WIDTH : size;
     const int causal = WIDTH || mix.causal;
-    const size_t row0 = blockIdx.x * (size_t)T;
-    float *carry = saved.carry + blockIdx.x * (size_t)((T + HIGH - 1) / HIGH) * H;
+    const int start = CUT ? blockIdx.x % parts.count * parts.span * HIGH : 0;
+    const int end = CUT ? min(start + parts.span * HIGH, T) : T;
+    const size_t sequence = CUT ? blockIdx.x / parts.count : blockIdx.x, row0 = sequence * T;
+    float *carry = saved.carry + sequence * ((T + HIGH - 1) / HIGH) * H;
     for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
-        max[h] = t ? saved.max[blockIdx.x * H + h] : -INFINITY;
-        sum[h] = t ? saved.sum[blockIdx.x * H + h] : 0;
+        max[h] = parts.before_max ? parts.before_max[blockIdx.x * H + h] : -INFINITY;
+        sum[h] = parts.before_max ? parts.before_sum[blockIdx.x * H + h] : 0;
     }
-    for (int pass = causal; pass < 2; pass++) {
-        size_t at = (row0 + min(g, T - 1)) * 2 * H; // rows from T on repeat the last
-        Raw<VEC> raw_a = row_fetch<P, VEC>(a + at, H), raw_b = row_fetch<P, VEC>(b + at, H);
-        float first[2] = {(float)a[at], (float)b[at]};
-        for (int t0 = 0; t0 < T; t0 += HIGH) {
+    for (int pass = CUT || causal; pass < 2; pass++) {
+        size_t at = (row0 + min(start + g, T - 1)) * 2 * H; // rows from T on repeat the last
+        Raw<VEC> raw[2] = {row_fetch<P, VEC>(a + at, H), row_fetch<P, VEC>(b + at, H)};
+        for (int t0 = start; t0 < end; t0 += HIGH) {
             const int exists = t0 + g < T, add = causal || pass == 0;
             float x[2][CH], y[CH], rstd[2];
-            rows_open<P, VEC>(x, rstd, raw_a, raw_b, first, H, approx, red);
+            rows_open<P, VEC, 2>(x, rstd, raw, H, approx, red);
             at = (row0 + min(t0 + HIGH + g, T - 1)) * 2 * H; // the next tile is on its way
-            raw_a = row_fetch<P, VEC>(a + at, H);
-            raw_b = row_fetch<P, VEC>(b + at, H);
-            first[0] = (float)a[at];
-            first[1] = (float)b[at];
+            raw[0] = row_fetch<P, VEC>(a + at, H);
+            raw[1] = row_fetch<P, VEC>(b + at, H);
 #pragma unroll
             for (int i = 0; i < CH; i++)
                 y[i] = LOG ? exists ? x[1][i] : -INFINITY : exists ? exp2_fast(x[1][i]) : 0;
@@ -990,8 +966,8 @@ linear_forward_kernel(floatX *o, Saved saved, const floatX *a, const floatX *b, 
             __syncthreads();
             for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
                 float m = max[h], s = sum[h];
-                if (saved.carry && pass == 1)
-                    carry[(causal ? t0 / HIGH * H : 0) + h] = LOG ? m + __log2f(s) : s;
+                if (saved.carry && pass == 1 && (causal || t0 == 0))
+                    carry[t0 / HIGH * H + h] = LOG ? m + __log2f(s) : s;
                 column_sums<HIGH, W, LOG>(ls + h, &m, &s, add);
                 max[h] = m;
                 sum[h] = s;
@@ -1036,37 +1012,17 @@ static __device__ inline void row_ds(float (&g)[CH], float (&x)[1][CH], float to
         g[i] = rstd[0] * (g[i] - mean - x[0][i] * dot) * s[i];
 }
 
-// rows_close: back through mu for both rows: d[k] = rstd[k] (d[k] - mean(d[k]) - y mean(d[k] y)), y
-// = normalize, which over ln 2 is x[k].
-template <int P>
-static __device__ inline void rows_close(float (&d)[2][CH], const float (&x)[2][CH],
-                                         const float (&rstd)[2], int H, float *red)
-{
-    const float over_H = 1 / (float)H;
-    float sums[4] = {};
-#pragma unroll
-    for (int i = 0; i < 2 * CH; i++) {
-        sums[i / CH] += d[i / CH][i % CH];
-        sums[2 + i / CH] = fmaf(d[i / CH][i % CH], x[i / CH][i % CH], sums[2 + i / CH]);
-    }
-    row_reduce<P, 0>(sums, red);
-#pragma unroll
-    for (int i = 0; i < 2 * CH; i++) {
-        const float mean = sums[i / CH] * over_H;
-        const float dot = sums[2 + i / CH] * (over_H / (LOG2E * LOG2E));
-        float *v = &d[i / CH][i % CH];
-        *v = rstd[i / CH] * (*v - mean - x[i / CH][i % CH] * dot);
-    }
-}
-
 // linear_backward_kernel: da, db (B,T,H), rows 2H apart, = from dout (B,T,H) and the forward's a,
 // b, carry. Per channel, from the last position to the first, with l_t the log of the sum s_t:
 //   LOG: R_t = ds_t s_t + exp(l_t - l_{t+1}) R_{t+1},  db_t = exp(b_t - l_t) R_t, 0 where b is -inf
 //   else R_t = ds_t s_t / s_t + R_{t+1},  db_t = exp(b_t) R_t, where ds_t s_t includes exp(a_t)
 // Without causal every position saw l_T; pass 0 sums R, the same for all, and pass 1 makes da, db.
-template <int P, int VEC, int WIDTH>
+// R_t 2^-l_t is a sum over the positions from t on, so parts are joined as the forward's. SUMS:
+// only parts.max, sum = each part's own: -l (LOG, causal; else 0) and R of its first position. CUT:
+// as in the forward.
+template <int P, int VEC, int WIDTH, int CUT, int SUMS>
 static __global__ void __launch_bounds__(LINEAR_THREADS, 3)
-linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *carry,
+linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *carry, Parts parts,
                        const floatX *a, const floatX *b, int T, int size, Mix mix)
 {
     enum { HIGH = LINEAR_THREADS / P, W = P * CH, LOG = !WIDTH };
@@ -1074,21 +1030,22 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
     float *ls = shared, *gs = ls + HIGH * W, *R = gs + HIGH * W, *later = R + W, *red = later + W;
     const int g = threadIdx.x / P, approx = mix.prenorm == APPROX, H = WIDTH ? WIDTH : size;
     const int causal = WIDTH || mix.causal, tiles = (T + HIGH - 1) / HIGH;
-    const size_t row0 = blockIdx.x * (size_t)T;
-    carry += blockIdx.x * (size_t)tiles * H;
+    const int start = CUT ? blockIdx.x % parts.count * parts.span : 0;
+    const int end = CUT ? min(start + parts.span, tiles) : tiles;
+    const size_t sequence = CUT ? blockIdx.x / parts.count : blockIdx.x, row0 = sequence * T;
+    carry += sequence * tiles * H;
     for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
-        R[h] = 0;
-        later[h] = INFINITY;
+        R[h] = CUT && !SUMS ? parts.before_sum[blockIdx.x * H + h] : 0;
+        later[h] = CUT && !SUMS ? -parts.before_max[blockIdx.x * H + h] : INFINITY;
     }
-    for (int pass = causal; pass < 2; pass++)
-        for (int k = tiles - 1; k >= 0; k--) {
+    for (int pass = CUT ? !SUMS : causal; pass < 2 - SUMS; pass++)
+        for (int k = end - 1; k >= start; k--) {
             const int t0 = k * HIGH, exists = t0 + g < T;
             const size_t row = row0 + min(t0 + g, T - 1), at = row * 2 * H;
-            const Raw<VEC> raw_a = row_fetch<P, VEC>(a + at, H);
-            const Raw<VEC> raw_b = row_fetch<P, VEC>(b + at, H);
+            const Raw<VEC> raw[] = {row_fetch<P, VEC>(a + at, H), row_fetch<P, VEC>(b + at, H)};
             const Raw<VEC> raw_g = row_fetch<P, VEC>(dout + row * H, H);
             float x[2][CH], d[2][CH], l[CH], z[1][CH], rstd[2];
-            rows_open<P, VEC>(x, rstd, raw_a, raw_b, {(float)a[at], (float)b[at]}, H, approx, red);
+            rows_open<P, VEC, 2>(x, rstd, raw, H, approx, red);
 #pragma unroll
             for (int i = 0; i < CH; i++)
                 l[i] = LOG ? exists ? x[1][i] : -INFINITY : exists ? exp2_fast(x[1][i]) : 0;
@@ -1135,46 +1092,88 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
                 d[1][i] *= real ? exp2_fast(LOG ? x[1][i] - l[i] : x[1][i]) : 0;
             }
             if (approx)
-                rows_close<P>(d, x, rstd, H, red);
+                rows_normalize_backward<P>(d, x, rstd, LOG2E, H, red);
             if (exists) {
                 row_store<P, VEC>(da + at, d[0], H);
                 row_store<P, VEC>(db + at, d[1], H);
             }
         }
+    for (int h = threadIdx.x; h < H && SUMS; h += LINEAR_THREADS) {
+        parts.max[blockIdx.x * H + h] = LOG && causal ? -later[h] : 0;
+        parts.sum[blockIdx.x * H + h] = R[h];
+    }
 }
 
-// WITH_ROWS: the statement with P, VEC, WIDTH as constants, for H channels; plain: approx, causal.
-#define WITH_ROWS(H, plain, ...) \
+// WITH_ROWS: the statement with P, VEC, WIDTH as constants, for H channels; WIDTH with approx and
+// causal alone.
+#define WITH_ROWS(H, mix, ...) \
     do { \
         const size_t p_ = linear_threads(H); \
-        if (H == 192 && (plain)) { enum { P = 16, VEC = 4, WIDTH = 192 }; __VA_ARGS__; } \
+        if (H == 192 && mix.prenorm == APPROX && mix.causal) \
+            { enum { P = 16, VEC = 4, WIDTH = 192 }; __VA_ARGS__; } \
         else if (p_ == 16) { enum { P = 16, VEC = 4, WIDTH = 0 }; __VA_ARGS__; } \
         else if (p_ == 32) { enum { P = 32, VEC = 4, WIDTH = 0 }; __VA_ARGS__; } \
         else if (H % 4 == 0) { enum { P = LINEAR_THREADS, VEC = 4, WIDTH = 0 }; __VA_ARGS__; } \
         else { enum { P = LINEAR_THREADS, VEC = 1, WIDTH = 0 }; __VA_ARGS__; } \
     } while (0)
 
-// linear_forward: out (B,T,H) = the layer's output for a, b (B,T,H), rows of these 2H apart;
-// saved.carry =. Decoding: positions t .. t+T-1, see the kernel.  [eq. 5]
-static void linear_forward(floatX *out, Saved saved, const floatX *a, const floatX *b, size_t B,
-                           size_t T, size_t t, size_t H, Mix mix, cudaStream_t stream)
+// linear_parts: how B sequences of T positions are cut; scratch: 4 LINEAR_PARTS H floats, whatever
+// B and T are; T = 1 needs none.
+static Parts linear_parts(float *scratch, size_t B, size_t T, size_t H)
 {
-    WITH_ROWS(H, mix.prenorm == APPROX && mix.causal,
-              LAUNCH((linear_forward_kernel<P, VEC, WIDTH>), B, LINEAR_THREADS,
-                     4 * (LINEAR_THREADS * CH + 2 * P * CH + 32), stream, out, saved, a, b, (int)T,
-                     (int)t, (int)H, mix));
+    const size_t tiles = (T + linear_tile(H) - 1) / linear_tile(H), n = LINEAR_PARTS * H;
+    const size_t most = B < LINEAR_FULL && tiles >= LINEAR_LEAST ? LINEAR_PARTS / B : 1;
+    const size_t span = (tiles + most - 1) / most, count = (tiles + span - 1) / span;
+    if (count == 1)
+        return {1, (int)span};
+    return {(int)count, (int)span, scratch, scratch + n, scratch + 2 * n, scratch + 3 * n};
+}
+
+// linear_forward: out (B,T,H) = the layer's output for a, b (B,T,H), rows of these 2H apart;
+// saved.carry =. Decoding: positions t .. t+T-1, T = 1, the sum before them in saved.max, sum; see
+// the kernel. scratch: see linear_parts.  [eq. 5]
+static void linear_forward(floatX *out, Saved saved, const floatX *a, const floatX *b,
+                           float *scratch, size_t B, size_t T, size_t t, size_t H, Mix mix,
+                           cudaStream_t stream)
+{
+    Parts parts = linear_parts(scratch, B, T, H);
+    const size_t blocks = B * parts.count, smem = 4 * (2 * LINEAR_THREADS * CH + 32);
+    if (parts.count > 1) {
+        WITH_ROWS(H, mix, LAUNCH((linear_sums_kernel<P, VEC, WIDTH>), blocks, LINEAR_THREADS, smem,
+                                 stream, parts, b, (int)T, (int)H, mix));
+        LAUNCH(linear_join_kernel, (B * H + WARP - 1) / WARP, WARP, 0, stream, parts, B * H, (int)H,
+               mix.causal, 0);
+    }
+    if (t > 0) {
+        parts.before_max = saved.max;
+        parts.before_sum = saved.sum;
+    }
+    WITH_FLAG(CUT, parts.count > 1, WITH_ROWS(H, mix,
+              LAUNCH((linear_forward_kernel<P, VEC, WIDTH, CUT>), blocks, LINEAR_THREADS,
+                     4 * (LINEAR_THREADS * CH + 2 * P * CH + 32), stream, out, saved, parts, a, b,
+                     (int)T, (int)t, (int)H, mix)));
 }
 
 // linear_backward: da, db (B,T,H) = from dout (B,T,H), what the forward saved and its a, b; rows of
-// da, db, a, b are 2H apart.
+// da, db, a, b are 2H apart. scratch: see linear_parts.
 static void linear_backward(floatX *da, floatX *db, const floatX *dout, Saved saved,
-                            const floatX *a, const floatX *b, size_t B, size_t T, size_t H, Mix mix,
-                            cudaStream_t stream)
+                            const floatX *a, const floatX *b, float *scratch, size_t B, size_t T,
+                            size_t H, Mix mix, cudaStream_t stream)
 {
-    WITH_ROWS(H, mix.prenorm == APPROX && mix.causal,
-              LAUNCH((linear_backward_kernel<P, VEC, WIDTH>), B, LINEAR_THREADS,
+    const Parts parts = linear_parts(scratch, B, T, H);
+    const size_t blocks = B * parts.count;
+    if (parts.count > 1) {
+        WITH_ROWS(H, mix, LAUNCH((linear_backward_kernel<P, VEC, WIDTH, 1, 1>), blocks,
+                                 LINEAR_THREADS, 4 * (2 * LINEAR_THREADS * CH + 2 * P * CH + 32),
+                                 stream, da, db, dout, saved.carry, parts, a, b, (int)T, (int)H,
+                                 mix));
+        LAUNCH(linear_join_kernel, (B * H + WARP - 1) / WARP, WARP, 0, stream, parts, B * H, (int)H,
+               mix.causal, 1);
+    }
+    WITH_FLAG(CUT, parts.count > 1, WITH_ROWS(H, mix,
+              LAUNCH((linear_backward_kernel<P, VEC, WIDTH, CUT, 0>), blocks, LINEAR_THREADS,
                      4 * (2 * LINEAR_THREADS * CH + 2 * P * CH + 32), stream, da, db, dout,
-                     saved.carry, a, b, (int)T, (int)H, mix));
+                     saved.carry, parts, a, b, (int)T, (int)H, mix)));
 }
 
 // ---- both
@@ -1189,19 +1188,21 @@ static void mix_check(size_t H, Mix mix)
             mix.model == LINEAR ? "linear" : "quadratic");
 }
 
-// mix_scratch: bytes of scratch that mix_backward needs.
+// mix_scratch: bytes of scratch that mix_forward and mix_backward need.
 static size_t mix_scratch(size_t B, size_t T, size_t H, Mix mix)
 {
+    if (mix.model == LINEAR)
+        return 4 * LINEAR_PARTS * H * sizeof(float);
     return pair_fast(H, mix) ? B * T * ((T + 31) / 32 * 32) * sizeof(floatX) : 0;
 }
 
 // mix_forward: out (B,T,H) = the layer's output for a, b (B,T,H), rows of these 2H apart; saved =
-// what the backward needs.  [eq. 4-6]
-static void mix_forward(floatX *out, Saved saved, const floatX *a, const floatX *b, size_t B,
-                        size_t T, size_t H, Mix mix, cudaStream_t stream)
+// what the backward needs; scratch of mix_scratch bytes.  [eq. 4-6]
+static void mix_forward(floatX *out, Saved saved, const floatX *a, const floatX *b, void *scratch,
+                        size_t B, size_t T, size_t H, Mix mix, cudaStream_t stream)
 {
     if (mix.model == LINEAR) {
-        linear_forward(out, saved, a, b, B, T, 0, H, mix, stream);
+        linear_forward(out, saved, a, b, (float *)scratch, B, T, 0, H, mix, stream);
         return;
     }
     prepare(saved, a, b, B, T, 0, T, H, mix.prenorm, stream);
@@ -1222,7 +1223,7 @@ static void mix_backward(floatX *da, floatX *db, floatX *dout, Saved saved, cons
 {
     const size_t rows = B * T;
     if (mix.model == LINEAR) {
-        linear_backward(da, db, dout, saved, a, b, B, T, H, mix, stream);
+        linear_backward(da, db, dout, saved, a, b, (float *)scratch, B, T, H, mix, stream);
         return;
     }
     if (mix.postnorm)
@@ -1248,7 +1249,7 @@ static void mix_decode(floatX *out, Saved memory, const floatX *a, const floatX 
                        size_t t, size_t T, size_t H, Mix mix, cudaStream_t stream)
 {
     if (mix.model == LINEAR) {
-        linear_forward(out, memory, a, b, D, 1, t, H, mix, stream);
+        linear_forward(out, memory, a, b, NULL, D, 1, t, H, mix, stream);
         return;
     }
     prepare(memory, a, b, D, T, t, 1, H, mix.prenorm, stream);
@@ -1731,7 +1732,7 @@ static void model_forward(Model *m)
         const Acts k = layer_acts(m, l), next = layer_acts(m, l + 1); // of L: x alone
         normalize_forward(k.r, k.r_rstd, k.x, N, C, stream);
         matmul_forward(k.a, k.r, w.ab_w + l * 2 * H * C, w.ab_b + l * 2 * H, N, C, 2 * H, stream);
-        mix_forward(k.o, k.saved, k.a, k.b, B, T, H, m->config.mix, stream);
+        mix_forward(k.o, k.saved, k.a, k.b, m->dacts.work, B, T, H, m->config.mix, stream);
         matmul_residual(next.x, k.x, k.o, w.out_w + l * C * H, p.out_b + l * C, N, H, C, stream);
     }
     normalize_forward(acts.y, acts.y_rstd, layer_acts(m, L).x, N, C, stream);

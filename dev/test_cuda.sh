@@ -120,12 +120,14 @@ losses() {
     fi
 }
 
-# same NAME PROGRAM OPTIONS...: two runs, and one in two parts, end in the same bits
+# same NAME PROGRAM OPTIONS...: two runs, and one in two parts, end in the same bits; 64 sequences
+# if not said otherwise
 same() {
     local name=$1 program=$2 dir
     dir=$(mktemp -d -p "$work")
     shift 2
-    fill "$@" --schedule constant --batch-size 64
+    [[ " $* " == *" --batch-size "* ]] || set -- "$@" --batch-size 64
+    fill "$@" --schedule constant
     set -- "${options[@]}"
     $program "$@" --steps 20 --out "$dir/a" >"$dir/log" 2>&1
     $program "$@" --steps 20 --out "$dir/b" >"$dir/log" 2>&1
@@ -346,6 +348,31 @@ image_checks() {
     background sanitize racecheck --model $m "${images[@]}" --patch 1
 }
 
+# cut_checks: linear sequences in parts: more parts than tiles, parts of several tiles, the last of
+# fewer and its last tile not full; 63 are cut, 64 are not
+cut_checks() {
+    local o h t b prenorm tool
+    for o in "33 700 1" "64 1000 1" "64 5000 1" "64 3001 2" "192 1000 1" "192 5000 1" "192 3001 2" \
+        "384 3001 1" "768 1000 2" "64 300 63" "192 300 63" "192 300 64"; do
+        read -r h t b <<<"$o"
+        background agree "linear H=$h T=$t B=$b" --model linear --hidden $h --task text \
+            --text "$text" --context $t --batch-size $b
+    done
+    for prenorm in approx none; do
+        background agree "linear $prenorm T=5000 B=1, no post norm" --model linear \
+            --prenorm $prenorm --task text --text "$text" --context 5000 --batch-size 1 \
+            --postnorm no
+    done
+    background losses "linear T=3000 B=1, ten steps fp32" 1e-4 $fp32 --model linear --task text \
+        --text "$text" --context 3000 --batch-size 1
+    background same "linear bf16 B=1" $bf16 --model linear --string-size 1500 --batch-size 1
+    background same "linear bf16 H=192 B=2" $bf16 --model linear --hidden 192 --string-size 1500 \
+        --batch-size 2
+    for tool in memcheck racecheck initcheck synccheck; do
+        background sanitize $tool --model linear --task text --text "$text" --context 300
+    done
+}
+
 # causalrn_checks: CausalRN with the programs that users have
 causalrn_checks() {
     local m s h c b postnorm prenorm activation tool
@@ -374,6 +401,7 @@ causalrn_checks() {
         background same "$m bf16 H=192" $bf16 --model $m --hidden 192 --string-size 40
         image_checks $m
     done
+    cut_checks
     for postnorm in yes no; do
         for prenorm in exact approx none; do
             for activation in exp relu elu gelu; do
@@ -418,6 +446,10 @@ causalrn_noncausal() {
     background noncausal agree "poisoned memory, quadratic" "$@"
     background noncausal agree "poisoned memory, quadratic none" "$@" --prenorm none
     background noncausal agree "poisoned memory, linear" "$@" --model linear
+    for prenorm in approx none; do
+        background noncausal agree "non-causal linear $prenorm S=1250 B=1" --causal no \
+            --prenorm $prenorm --model linear --batch-size 1 --string-size 1250
+    done
 }
 
 # tokens: a file of 2000 of GPT-2's tokens

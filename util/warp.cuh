@@ -85,6 +85,17 @@ static __device__ inline void logsumexp_step(float *max, float *sum, float x)
     *max = fmaxf(*max, x);
 }
 
+// logsumexp_add: add 2^other_max other_sum to the sum that 2^max sum stands for; *max = the larger
+// one. Signs are free. Equal values: as above.
+static __device__ inline void logsumexp_add(float *max, float *sum, float other_max,
+                                            float other_sum)
+{
+    const float top = fmaxf(*max, other_max);
+    *sum = *sum * (*max == top ? 1 : exp2_fast(*max - top)) +
+           other_sum * (other_max == top ? 1 : exp2_fast(other_max - top));
+    *max = top;
+}
+
 #ifdef PRECISION_BF16
 // pack2: two floats as bf16 in one register, x in the low half.
 static __device__ inline uint32_t pack2(float x, float y)

@@ -302,6 +302,36 @@ gpt2_checks() {
     done
 }
 
+# cut_checks: linear sequences in parts, the last of fewer tiles, its last tile not full: with
+# cuts, one sequence has at most 6 parts, each of two has 3, three are not cut
+cuts="-DLINEAR_PARTS=6 -DLINEAR_FULL=3 -DLINEAR_LEAST=2"
+cut_checks() {
+    local o h t b
+    for o in "33 13 1" "33 2 1" "64 97 1" "64 40 1" "64 100 2" "192 97 1" "192 40 1" "192 100 2" \
+        "384 97 1" "384 33 2" "64 97 3" "192 97 3" "384 97 3"; do # the first: 1 position a tile
+        read -r h t b <<<"$o"
+        background agree "linear H=$h T=$t B=$b" --model linear --hidden $h --task text \
+            --text "$text" --context $t --batch-size $b
+    done
+    for h in 64 192; do
+        TRAINED="--steps 60 --layers 1 --lr 5e-3 --warmup 5 --schedule constant" \
+            background trained "linear H=$h S=56 B=1" --model linear --hidden $h --batch-size 1 \
+            --string-size 56
+        background losses "linear H=$h B=1" bf16 1e-2 --model linear --hidden $h --batch-size 1 \
+            --string-size 50
+    done
+    background losses "linear H=64 B=1" fp32 1e-4 --model linear --batch-size 1 --hidden 64 \
+        --string-size 50
+    for o in approx none; do
+        background agree "linear $o T=97 B=1, no post norm" --model linear --prenorm $o \
+            --hidden 64 --task text --text "$text" --context 97 --batch-size 1 --postnorm no
+        for b in 1 2 3; do
+            background noncausal agree "non-causal linear $o S=48 B=$b" --causal no --prenorm $o \
+                --model linear --hidden 64 --string-size 48 --batch-size $b
+        done
+    done
+}
+
 # causalrn_checks: every norm and activation, widths of the fast and the general kernels
 causalrn_checks() {
     local m h prenorm activation
@@ -331,6 +361,7 @@ causalrn_checks() {
         background agree "$m text, V=50257" --model $m --task text --vocab gpt2 --context 9 \
             --text "$work/tokens.bin" --channels 8 --hidden 64 --batch-size 1
     done
+    cut_checks
     background spiked "linear H=3072, spikes" --model linear --hidden 3072 --string-size 16
     background spiked "quadratic H=3072, spikes" --model quadratic --hidden 3072 --string-size 16
     for prenorm in exact approx none; do
@@ -637,8 +668,9 @@ for direction in forward backward; do
     background compile dev/gla/gla_$direction.cu $build/gla_$direction -DPRECISION_BF16
 done
 for model in "$@"; do
-    background compile train_$model.cu $build/${model}_bf16 -DPRECISION_BF16
-    background compile train_$model.cu $build/${model}_fp32
+    [ $model = causalrn ] && flags=$cuts || flags=
+    background compile train_$model.cu $build/${model}_bf16 -DPRECISION_BF16 $flags
+    background compile train_$model.cu $build/${model}_fp32 $flags
     [ $model = causalrn ] || background rounded
     background gcc -std=gnu11 -O2 -march=native -fno-math-errno -fopenmp-simd -fopenmp \
         -DCOPYING_CAUSAL=0 train_$model.c -o $build/${model}_cpu_noncausal -lm

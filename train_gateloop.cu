@@ -83,13 +83,13 @@ static __device__ inline Complex times(Complex a, Complex b)
 // onto: a h + x.
 static __device__ inline Complex onto(Complex a, Complex h, Complex x)
 {
-    return {a.re * h.re - a.im * h.im + x.re, a.re * h.im + a.im * h.re + x.im};
+    return {a.re * h.re + (x.re - a.im * h.im), a.re * h.im + (a.im * h.re + x.im)};
 }
 
 // onto: the same with a real number x.
 static __device__ inline Complex onto(Complex a, Complex h, float x)
 {
-    return {a.re * h.re - a.im * h.im + x, a.re * h.im + a.im * h.re};
+    return {a.re * h.re + (x - a.im * h.im), a.re * h.im + a.im * h.re};
 }
 
 // conj: a with the angle the other way.
@@ -171,14 +171,13 @@ template <int KIND> static __device__ inline Gate gate(float alpha, float beta)
     return {turn(r, beta), rest, 0, 0, 1};
 }
 
-// ABSENT: an alpha whose transition, with beta 0, is 1: where there is no token.
-#define ABSENT (KIND == STABLE_EXP ? -1e30f : 1e30f)
-
 // What the kernels are told. pitch: logits of a token, 0 where all tokens have the same; shifted:
-// alpha counts from fixed_logit; parts: kinds of logits; columns: blocks of a tile, B times groups.
+// alpha counts from fixed_logit; parts: kinds of logits; columns: blocks of a tile, B times groups;
+// whole: no tile has a step or a channel beyond T, C.
 typedef struct {
-    int T, C, HS, tiles, groups, pitch, parts, shifted;
+    int T, C, HS, tiles, groups, pitch, parts, shifted, whole;
     unsigned columns;
+    double by_columns, by_groups; // 1 / columns, 1 / groups
     size_t B;
 } Mix;
 
@@ -244,9 +243,7 @@ template <int VEC> static __device__ inline float element(Loaded<VEC> x, int j)
     return __uint_as_float(j ? (uint32_t)x.bits & 0xffff0000 : (uint32_t)x.bits << 16);
 }
 #else
-template <int VEC> struct alignas(sizeof(float) * VEC) Loaded {
-    float v[VEC];
-};
+template <int VEC> using Loaded = Pack<float, VEC>;
 
 // element: number j of x.
 template <int VEC> static __device__ inline float element(Loaded<VEC> x, int j)
@@ -255,96 +252,116 @@ template <int VEC> static __device__ inline float element(Loaded<VEC> x, int j)
 }
 #endif
 
-// Where a thread is: of sequence b channels c .. c+VEC-1; its steps t .. t+n-1; `inside`: there are
-// such channels.
+// What a token gives a thread; alpha as it is stored.
+template <int VEC> struct Token {
+    Loaded<VEC> q, k, v, g;
+    Pack<float, VEC> alpha, beta;
+};
+
+// token: the one at qkvg and logits or, where it is not `there`, zeros and a transition that is 1.
+template <int KIND, int VEC>
+static __device__ inline Token<VEC> token(const floatX *__restrict__ qkvg,
+                                          const float *__restrict__ logits, Mix s, bool there)
+{
+    enum { PARTS = GATE_PARTS[KIND] };
+    Token<VEC> x = {};
+    for (int j = 0; j < VEC; j++) // an alpha of which r is 1
+        x.alpha.v[j] = KIND == STABLE_EXP ? -1e30f : 1e30f;
+    if (!there)
+        return x;
+    x.q = *(const Loaded<VEC> *)qkvg;
+    x.k = *(const Loaded<VEC> *)(qkvg + s.C);
+    x.v = *(const Loaded<VEC> *)(qkvg + 2 * s.C);
+    x.g = *(const Loaded<VEC> *)(qkvg + 3 * s.C);
+    if (PARTS > 0)
+        x.alpha = *(const Pack<float, VEC> *)logits;
+    if (PARTS > 1)
+        x.beta = *(const Pack<float, VEC> *)(logits + s.C);
+    return x;
+}
+
+// Where a thread is: of sequence b channels c .. c+VEC-1, its steps t .. t+n-1, t in row `row` of
+// all; `inside`: there are such channels.
 typedef struct {
-    size_t b;
+    unsigned b, row;
     int tile, t, n, c;
     bool inside;
 } Span;
 
-// span_of: of this thread, tiles in time's order or, BACK, the last first.
-template <int VEC, int STEPS, int BACK> static __device__ inline Span span_of(Mix s)
+// place: of the first step and channel where rows are `pitch` long.
+static __device__ inline size_t place(Span p, int pitch)
 {
-    const unsigned i = blockIdx.x / s.columns, column = blockIdx.x % s.columns;
-    const unsigned b = column / (unsigned)s.groups, group = column % (unsigned)s.groups;
-    const int tile = BACK ? s.tiles - 1 - (int)i : (int)i;
-    const int t = (tile * MIX_WARPS + (int)threadIdx.x / WARP) * STEPS;
-    const int c = (int)(group * WARP + threadIdx.x % WARP) * VEC;
-    const int n = c < s.C ? min(max(s.T - t, 0), STEPS) : 0;
-    return {b, tile, t, n, c, c < s.C};
+    return (size_t)p.row * (unsigned)pitch + (unsigned)p.c;
 }
 
-// gateloop_forward_kernel: see gateloop_forward.
-template <int KIND, int VEC>
+// span_of: of this thread, tiles in time's order or, BACK, the last first.
+template <int VEC, int STEPS, int WHOLE, int BACK> static __device__ inline Span span_of(Mix s)
+{
+    // As integers two divisions are 50 instructions. The half is more than the product's error.
+    const unsigned i = (unsigned)((blockIdx.x + 0.5) * s.by_columns);
+    const unsigned column = blockIdx.x - i * s.columns;
+    const unsigned b = (unsigned)((column + 0.5) * s.by_groups);
+    const unsigned group = column - b * (unsigned)s.groups;
+    const int tile = BACK ? s.tiles - 1 - (int)i : (int)i;
+    const int t = (tile * MIX_WARPS + (int)(threadIdx.x / WARP)) * STEPS;
+    const int c = (int)(group * WARP + threadIdx.x % WARP) * VEC;
+    const int n = WHOLE ? STEPS : c < s.C ? min(max(s.T - t, 0), STEPS) : 0;
+    return {b, b * (unsigned)s.T + (unsigned)t, tile, t, n, c, WHOLE || c < s.C};
+}
+
+// gateloop_forward_kernel: see gateloop_forward. WHOLE: s.whole is 1, so no step has to be asked.
+template <int KIND, int VEC, int WHOLE>
 static __global__ void __launch_bounds__(MIX_THREADS, 2)
 gateloop_forward_kernel(floatX *z, float *y, Complex *states, Complex *final, Word *chain,
                         const floatX *__restrict__ qkvg, const float *__restrict__ logits,
                         const Complex *initial, Mix s)
 {
     enum { STEPS = FORWARD / VEC, PARTS = GATE_PARTS[KIND] };
-    typedef Loaded<VEC> Values;
-    typedef Pack<float, VEC> Floats;
     __shared__ float4 sums[MIX_WARPS][VEC][WARP];
     __shared__ Complex entering[VEC][WARP];
-    const Span p = span_of<VEC, STEPS, 0>(s);
+    const Span p = span_of<VEC, STEPS, WHOLE, 0>(s);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, in_pitch = 4 * s.C;
-    const size_t row = p.b * s.T + p.t;
-    Values q[STEPS], k[STEPS], v[STEPS], g[STEPS];
-    Floats alpha[STEPS], beta[STEPS];
+    Token<VEC> u[STEPS];
     float shift[VEC];
-    qkvg += row * in_pitch + p.c;
-    logits += row * s.pitch + p.c;
+    qkvg += place(p, in_pitch);
+    logits += place(p, s.pitch);
 #pragma unroll
-    for (int i = 0; i < STEPS; i++) {
-        q[i] = k[i] = v[i] = g[i] = {};
-        for (int j = 0; j < VEC; j++)
-            alpha[i].v[j] = ABSENT, beta[i].v[j] = 0;
-        if (i >= p.n)
-            continue;
-        q[i] = *(const Values *)(qkvg + i * in_pitch);
-        k[i] = *(const Values *)(qkvg + (i * in_pitch + s.C));
-        v[i] = *(const Values *)(qkvg + (i * in_pitch + 2 * s.C));
-        g[i] = *(const Values *)(qkvg + (i * in_pitch + 3 * s.C));
-        if (PARTS > 0)
-            alpha[i] = *(const Floats *)(logits + i * s.pitch);
-        if (PARTS > 1)
-            beta[i] = *(const Floats *)(logits + (i * s.pitch + s.C));
-    }
+    for (int i = 0; i < STEPS; i++)
+        u[i] = token<KIND, VEC>(qkvg + i * in_pitch, logits + i * s.pitch, s, i < p.n);
     Complex a[STEPS][VEC], A[VEC], X[VEC], h[VEC];
     float x[STEPS][VEC];
 #pragma unroll
-    for (int j = 0; j < VEC; j++) {
+    for (int j = 0; j < VEC; j++)
         shift[j] = PARTS ? fixed_logit(p.c + j, s) : 0;
-        A[j] = {1, 0}, X[j] = {0, 0};
-    }
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            a[i][j] = gate<KIND>(alpha[i].v[j] + shift[j], beta[i].v[j]).a;
-            x[i][j] = element(k[i], j) * element(v[i], j);
-            A[j] = times(a[i][j], A[j]);
-            X[j] = onto(a[i][j], X[j], x[i][j]);
+            a[i][j] = gate<KIND>(u[i].alpha.v[j] + shift[j], u[i].beta.v[j]).a;
+            x[i][j] = element(u[i].k, j) * element(u[i].v, j);
+            A[j] = i ? times(a[i][j], A[j]) : a[i][j];
+            X[j] = i ? onto(a[i][j], X[j], x[i][j]) : Complex{x[i][j], 0};
         }
 #pragma unroll
     for (int j = 0; j < VEC; j++)
         sums[warp][j][lane] = {A[j].re, A[j].im, X[j].re, X[j].im};
     __syncthreads();
     Complex P[VEC], Y[VEC]; // of the warps before
-#pragma unroll
-    for (int j = 0; j < VEC; j++) {
+    for (int j = 0; j < VEC; j++)
         P[j] = {1, 0}, Y[j] = {0, 0};
-        for (int w = 0; w < warp; w++) {
+#pragma unroll
+    for (int w = 0; w < MIX_WARPS - 1 && w < warp; w++)
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
             const float4 f = sums[w][j][lane];
-            P[j] = times({f.x, f.y}, P[j]);
-            Y[j] = onto({f.x, f.y}, Y[j], {f.z, f.w});
+            const Complex A_w = {f.x, f.y}, X_w = {f.z, f.w};
+            P[j] = w ? times(A_w, P[j]) : A_w;
+            Y[j] = w ? onto(A_w, Y[j], X_w) : X_w;
         }
-    }
     if (warp == MIX_WARPS - 1) // what leaves the tile comes first: the next one waits for it
 #pragma unroll
         for (int j = 0; j < VEC && p.inside; j++) {
-            const size_t at = p.b * s.C + p.c + j, next = (p.tile + 1) * s.B * s.C;
+            const size_t at = (size_t)p.b * s.C + p.c + j, next = (p.tile + 1) * s.B * s.C;
             const Complex in = p.tile  ? word_take(chain + p.tile * s.B * s.C + at)
                                : initial ? initial[at] : Complex{0, 0};
             const Complex last = onto(A[j], onto(P[j], in, Y[j]), X[j]);
@@ -360,116 +377,100 @@ gateloop_forward_kernel(floatX *z, float *y, Complex *states, Complex *final, Wo
         const int kept = KEPT / VEC, count = (s.T + kept - 1) / kept;
         h[j] = onto(P[j], entering[j][lane], Y[j]);
         if (states && p.t % kept == 0 && p.n)
-            states[(p.b * count + p.t / kept) * s.C + p.c + j] = h[j];
+            states[((size_t)p.b * count + p.t / kept) * s.C + p.c + j] = h[j];
     }
-    z += row * s.C + p.c;
-    y = y ? y + row * s.C + p.c : NULL;
+    z += place(p, s.C);
+    y = y ? y + place(p, s.C) : NULL;
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
         Pack<floatX, VEC> out;
-        Floats out_y;
+        Pack<float, VEC> out_y;
         float slope;
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
             h[j] = onto(a[i][j], h[j], x[i][j]);
-            out_y.v[j] = element(q[i], j) * h[j].re;
-            out.v[j] = (floatX)(silu(element(g[i], j), &slope) * out_y.v[j]);
+            out_y.v[j] = element(u[i].q, j) * h[j].re;
+            out.v[j] = (floatX)(silu(element(u[i].g, j), &slope) * out_y.v[j]);
         }
         if (i < p.n && y)
-            *(Floats *)(y + i * s.C) = out_y;
+            *(Pack<float, VEC> *)(y + i * s.C) = out_y;
         else if (i < p.n)
             *(Pack<floatX, VEC> *)(z + i * s.C) = out;
     }
 }
 
 // gateloop_backward_kernel: see gateloop_backward. With p the gradient of y, e = q p and ah = a
-// h_{t-1}: dq = p Re(h), dk = v Re(G), dv = k Re(G), r dL/dr and dL/dtheta = G conj(ah).
-template <int KIND, int VEC>
+// h_{t-1}: dq = p Re(h), dk = v Re(G), dv = k Re(G), r dL/dr and dL/dtheta = G conj(ah). What a
+// warp's steps pass back from G = 0 is E = the sum of conj(a_1 .. a_i) e_i over them.
+template <int KIND, int VEC, int WHOLE, int GATED>
 static __global__ void __launch_bounds__(MIX_THREADS, 2)
 gateloop_backward_kernel(floatX *dp, Complex *dinitial, Word *chain,
                          const floatX *__restrict__ dout, const Complex *dfinal,
                          const Complex *__restrict__ states, const floatX *__restrict__ qkvg,
-                         const float *__restrict__ logits, Mix s, int gated)
+                         const float *__restrict__ logits, Mix s)
 {
     enum { STEPS = BACKWARD / VEC, PARTS = GATE_PARTS[KIND] };
-    typedef Loaded<VEC> Values;
-    typedef Pack<float, VEC> Floats;
     typedef Pack<floatX, VEC> Stored;
     __shared__ float4 sums[MIX_WARPS][VEC][WARP];
     __shared__ Complex back_sums[MIX_WARPS][VEC][WARP];
     __shared__ Complex entering[VEC][WARP];
-    const Span p = span_of<VEC, STEPS, 1>(s);
+    const Span p = span_of<VEC, STEPS, WHOLE, 1>(s);
     const int warp = threadIdx.x / WARP, lane = threadIdx.x % WARP, in_pitch = 4 * s.C;
-    const size_t row = p.b * s.T + p.t;
-    Values q[STEPS], k[STEPS], v[STEPS], g[STEPS], d[STEPS];
-    Floats alpha[STEPS], beta[STEPS];
+    Token<VEC> u[STEPS];
+    Loaded<VEC> d[STEPS];
     float shift[VEC];
-    qkvg += row * in_pitch + p.c;
-    dout += row * s.C + p.c;
-    logits += row * s.pitch + p.c;
+    qkvg += place(p, in_pitch);
+    dout += place(p, s.C);
+    logits += place(p, s.pitch);
 #pragma unroll
     for (int i = 0; i < STEPS; i++) {
-        q[i] = k[i] = v[i] = g[i] = d[i] = {};
-        for (int j = 0; j < VEC; j++)
-            alpha[i].v[j] = ABSENT, beta[i].v[j] = 0;
-        if (i >= p.n)
-            continue;
-        q[i] = *(const Values *)(qkvg + i * in_pitch);
-        k[i] = *(const Values *)(qkvg + (i * in_pitch + s.C));
-        v[i] = *(const Values *)(qkvg + (i * in_pitch + 2 * s.C));
-        g[i] = *(const Values *)(qkvg + (i * in_pitch + 3 * s.C));
-        d[i] = *(const Values *)(dout + i * s.C);
-        if (PARTS > 0)
-            alpha[i] = *(const Floats *)(logits + i * s.pitch);
-        if (PARTS > 1)
-            beta[i] = *(const Floats *)(logits + (i * s.pitch + s.C));
+        u[i] = token<KIND, VEC>(qkvg + i * in_pitch, logits + i * s.pitch, s, i < p.n);
+        d[i] = i < p.n ? *(const Loaded<VEC> *)(dout + i * s.C) : Loaded<VEC>{};
     }
-    Complex A[VEC], X[VEC], E[VEC], ah[STEPS][VEC];
+    Complex A[VEC], X[VEC], E[VEC], h[VEC], ah[STEPS][VEC], P[VEC], Y[VEC]; // P, Y: warps behind
     Gate z[STEPS][VEC];
     float dy[STEPS][VEC], dg[STEPS][VEC]; // dg: but for its factor y
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
         shift[j] = PARTS ? fixed_logit(p.c + j, s) : 0;
-        A[j] = {1, 0}, X[j] = {0, 0}, E[j] = {0, 0};
+        h[j] = p.inside ? states[((size_t)p.b * s.tiles + p.tile) * s.C + p.c + j] : Complex{0, 0};
     }
 #pragma unroll
     for (int i = 0; i < STEPS; i++)
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            const float d_i = element(d[i], j);
             float slope;
-            const float factor = silu(element(g[i], j), &slope);
-            z[i][j] = gate<KIND>(alpha[i].v[j] + shift[j], beta[i].v[j]);
-            dy[i][j] = gated ? d_i * factor : d_i;
+            const float d_i = element(d[i], j), factor = silu(element(u[i].g, j), &slope);
+            z[i][j] = gate<KIND>(u[i].alpha.v[j] + shift[j], u[i].beta.v[j]);
+            dy[i][j] = GATED ? d_i * factor : d_i;
             dg[i][j] = d_i * slope;
-            A[j] = times(z[i][j].a, A[j]);
-            X[j] = onto(z[i][j].a, X[j], element(k[i], j) * element(v[i], j));
+            const float x = element(u[i].k, j) * element(u[i].v, j);
+            const float e = element(u[i].q, j) * dy[i][j];
+            A[j] = i ? times(z[i][j].a, A[j]) : z[i][j].a;
+            X[j] = i ? onto(z[i][j].a, X[j], x) : Complex{x, 0};
+            E[j] = i ? Complex{E[j].re + A[j].re * e, E[j].im - A[j].im * e}
+                     : Complex{A[j].re * e, -A[j].im * e};
         }
 #pragma unroll
     for (int j = 0; j < VEC; j++) {
-#pragma unroll
-        for (int i = STEPS - 1; i >= 0; i--) {
-            E[j].re += element(q[i], j) * dy[i][j];
-            E[j] = times(conj(z[i][j].a), E[j]);
-        }
         sums[warp][j][lane] = {A[j].re, A[j].im, X[j].re, X[j].im};
         back_sums[warp][j][lane] = E[j];
+        P[j] = {1, 0}, Y[j] = {0, 0};
     }
     __syncthreads();
-    Complex P[VEC], Y[VEC]; // of the warps behind
 #pragma unroll
-    for (int j = 0; j < VEC; j++) {
-        P[j] = {1, 0}, Y[j] = {0, 0};
-        for (int w = MIX_WARPS - 1; w > warp; w--) {
+    for (int w = MIX_WARPS - 1; w > 0 && w > warp; w--)
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
             const float4 f = sums[w][j][lane];
-            P[j] = times({f.x, -f.y}, P[j]);
-            Y[j] = onto({f.x, -f.y}, Y[j], back_sums[w][j][lane]);
+            const Complex A_w = {f.x, -f.y}, E_w = back_sums[w][j][lane];
+            P[j] = w < MIX_WARPS - 1 ? times(A_w, P[j]) : A_w;
+            Y[j] = w < MIX_WARPS - 1 ? onto(A_w, Y[j], E_w) : E_w;
         }
-    }
     if (warp == 0) // what leaves the tile comes first: the one before waits for it
 #pragma unroll
         for (int j = 0; j < VEC && p.inside; j++) {
-            const size_t at = p.b * s.C + p.c + j;
+            const size_t at = (size_t)p.b * s.C + p.c + j;
             const Complex in = p.tile + 1 < s.tiles ? word_take(chain + p.tile * s.B * s.C + at)
                                : dfinal ? dfinal[at] : Complex{0, 0};
             const Complex last = onto(conj(A[j]), onto(P[j], in, Y[j]), E[j]);
@@ -480,23 +481,22 @@ gateloop_backward_kernel(floatX *dp, Complex *dinitial, Word *chain,
             entering[j][lane] = in;
         }
 #pragma unroll
-    for (int j = 0; j < VEC; j++) {
-        Complex h = {0, 0};
-        if (p.inside)
-            h = states[(p.b * s.tiles + p.tile) * s.C + p.c + j];
-        for (int w = 0; w < warp; w++) {
+    for (int w = 0; w < MIX_WARPS - 1 && w < warp; w++)
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
             const float4 f = sums[w][j][lane];
-            h = onto({f.x, f.y}, h, {f.z, f.w});
+            h[j] = onto({f.x, f.y}, h[j], {f.z, f.w});
         }
 #pragma unroll
-        for (int i = 0; i < STEPS; i++) {
-            ah[i][j] = times(z[i][j].a, h);
-            h = {ah[i][j].re + element(k[i], j) * element(v[i], j), ah[i][j].im};
+    for (int i = 0; i < STEPS; i++)
+#pragma unroll
+        for (int j = 0; j < VEC; j++) {
+            ah[i][j] = times(z[i][j].a, h[j]);
+            h[j] = {ah[i][j].re + element(u[i].k, j) * element(u[i].v, j), ah[i][j].im};
         }
-    }
     __syncthreads();
     const int pitch = (4 + PARTS) * s.C;
-    dp += row * pitch + p.c;
+    dp += place(p, pitch);
     Complex G[VEC];
 #pragma unroll
     for (int j = 0; j < VEC; j++)
@@ -506,17 +506,18 @@ gateloop_backward_kernel(floatX *dp, Complex *dinitial, Word *chain,
         Stored dq, dk, dv, dg_i, dalpha, dbeta;
 #pragma unroll
         for (int j = 0; j < VEC; j++) {
-            const float q_i = element(q[i], j), k_i = element(k[i], j), v_i = element(v[i], j);
+            const float q_i = element(u[i].q, j), k_i = element(u[i].k, j);
+            const float v_i = element(u[i].v, j);
             const Gate z_i = z[i][j];
             const Complex x = ah[i][j];
-            const float h = x.re + k_i * v_i;
+            const float h_i = x.re + k_i * v_i;
             G[j].re += q_i * dy[i][j];
             const float r = G[j].re * x.re + G[j].im * x.im;
             const float angle = G[j].im * x.re - G[j].re * x.im;
-            dq.v[j] = (floatX)(dy[i][j] * h);
+            dq.v[j] = (floatX)(dy[i][j] * h_i);
             dk.v[j] = (floatX)(v_i * G[j].re);
             dv.v[j] = (floatX)(k_i * G[j].re);
-            dg_i.v[j] = (floatX)(dg[i][j] * q_i * h);
+            dg_i.v[j] = (floatX)(dg[i][j] * q_i * h_i);
             const float across = KIND == CART ? z_i.angle_alpha * angle : -0.0f; // else no term
             dalpha.v[j] = (floatX)(z_i.r_alpha * r + across);
             dbeta.v[j] = (floatX)(z_i.angle_beta * angle + (KIND == CART ? z_i.r_beta * r : -0.0f));
@@ -527,7 +528,7 @@ gateloop_backward_kernel(floatX *dp, Complex *dinitial, Word *chain,
         *(Stored *)(dp + i * pitch) = dq;
         *(Stored *)(dp + (i * pitch + s.C)) = dk;
         *(Stored *)(dp + (i * pitch + 2 * s.C)) = dv;
-        if (gated)
+        if (GATED)
             *(Stored *)(dp + (i * pitch + 3 * s.C)) = dg_i;
         if (PARTS > 0)
             *(Stored *)(dp + (i * pitch + 4 * s.C)) = dalpha;
@@ -703,9 +704,11 @@ static Mix mix_of(size_t B, size_t T, size_t C, size_t HS, int kind, size_t vec,
 {
     const int parts = GATE_PARTS[kind], fixed = kind == FIXED || kind == FIXED_REAL;
     const size_t groups = (C + WARP * vec - 1) / (WARP * vec);
-    assert(T < INT_MAX / 2 && 6 * FORWARD * C < INT_MAX && B * groups < INT_MAX);
+    assert(T < INT_MAX / 2 && 6 * FORWARD * C < INT_MAX);
+    assert(B * groups < INT_MAX && B * T < UINT_MAX);
     return {(int)T, (int)C, (int)HS, (int)((T + tile - 1) / tile), (int)groups,
-            fixed ? 0 : parts * (int)C, parts, fixed, (unsigned)(B * groups), B};
+            fixed ? 0 : parts * (int)C, parts, fixed, T % tile == 0 && C % (WARP * vec) == 0,
+            (unsigned)(B * groups), 1.0 / (double)(B * groups), 1.0 / (double)groups, B};
 }
 
 // mix_wide: whether a lane takes two channels.
@@ -745,10 +748,10 @@ static void gateloop_forward(floatX *z, float *y, float *states, float *final, W
                states, final, qkvg, logits, initial, s, kind);
         return;
     }
-    WITH_KIND(kind, WITH_FLAG(TWO, vec == 2,
-              LAUNCH((gateloop_forward_kernel<KIND, 1 + TWO>), grid, MIX_THREADS, 0, stream, z, y,
-                     (Complex *)states, (Complex *)final, chain, qkvg, logits,
-                     (const Complex *)initial, s)));
+    WITH_KIND(kind, WITH_FLAG(TWO, vec == 2, WITH_FLAG(WHOLE, s.whole,
+              LAUNCH((gateloop_forward_kernel<KIND, 1 + TWO, TWO && WHOLE>), grid, MIX_THREADS, 0,
+                     stream, z, y, (Complex *)states, (Complex *)final, chain, qkvg, logits,
+                     (const Complex *)initial, s))));
 }
 
 // gateloop_backward: dp (B,T,(4 + parts) C) = the gradients of q, k, v, g and the logits, side by
@@ -768,10 +771,10 @@ static void gateloop_backward(floatX *dp, float *dinitial, Word *chain, float *w
                dinitial, work, dout, dfinal, states, qkvg, logits, s, kind, gated);
         return;
     }
-    WITH_KIND(kind, WITH_FLAG(TWO, vec == 2,
-              LAUNCH((gateloop_backward_kernel<KIND, 1 + TWO>), grid, MIX_THREADS, 0, stream, dp,
-                     (Complex *)dinitial, chain, dout, (const Complex *)dfinal,
-                     (const Complex *)states, qkvg, logits, s, gated)));
+    WITH_KIND(kind, WITH_FLAG(TWO, vec == 2, WITH_FLAG(WHOLE, s.whole, WITH_FLAG(GATED, gated,
+              LAUNCH((gateloop_backward_kernel<KIND, 1 + TWO, TWO && WHOLE, GATED>), grid,
+                     MIX_THREADS, 0, stream, dp, (Complex *)dinitial, chain, dout,
+                     (const Complex *)dfinal, (const Complex *)states, qkvg, logits, s)))));
 }
 
 // ------------------------------------------------------------------------------------------------

@@ -20,8 +20,8 @@
 // The trainer takes 4 where there are 16384 sequences times channels or more, else 3, whose tiles
 // are twice as long and half as wide: they need half as many steps from block to block.
 //
-// Checked: T 1, 2, 31, 33, 255, 258, 4096, odd C, B 1, h_0 and the gradient of h_T given or not,
-// every transition; r near 1, exactly 0, logits up to 1e4.
+// Checked: T 1, 2, 31, 33, 255, 258, 4096, odd C, B 1, whole tiles and others, h_0 and the gradient
+// of h_T given or not, every transition; r near 1, exactly 0, logits up to 1e4.
 #define TESTING
 #pragma nv_diag_suppress 177 // most of the trainer is not used here
 #include "../../train_gateloop.cu"
@@ -223,11 +223,11 @@ template <int VEC> static void run_forward(const void *problem, cudaStream_t str
 {
     const Loop *x = (const Loop *)problem;
     const Mix s = loop_mix(x, VEC, MIX_WARPS * FORWARD / VEC);
-    WITH_KIND(x->transition,
-              LAUNCH((gateloop_forward_kernel<KIND, VEC>), x->B * s.tiles * s.groups, MIX_THREADS,
-                     0, stream, (floatX *)x->z.data, NULL, (Complex *)x->states[VEC - 1],
-                     (Complex *)x->final.data, x->chain, x->qkvg, x->logits,
-                     (const Complex *)x->initial, s));
+    WITH_KIND(x->transition, WITH_FLAG(WHOLE, s.whole,
+              LAUNCH((gateloop_forward_kernel<KIND, VEC, VEC == 2 && WHOLE>),
+                     x->B * s.tiles * s.groups, MIX_THREADS, 0, stream, (floatX *)x->z.data, NULL,
+                     (Complex *)x->states[VEC - 1], (Complex *)x->final.data, x->chain, x->qkvg,
+                     x->logits, (const Complex *)x->initial, s)));
 }
 
 // loop_split: where asked for, copy the logits' gradients out of dp.
@@ -256,11 +256,11 @@ template <int VEC> static void run_backward(const void *problem, cudaStream_t st
 {
     const Loop *x = (const Loop *)problem;
     const Mix s = loop_mix(x, VEC, KEPT / VEC);
-    WITH_KIND(x->transition,
-              LAUNCH((gateloop_backward_kernel<KIND, VEC>), x->B * s.tiles * s.groups, MIX_THREADS,
-                     0, stream, (floatX *)x->dp.data, (Complex *)x->dinitial.data, x->chain, x->dz,
-                     (const Complex *)x->dfinal, (const Complex *)x->states[VEC - 1], x->qkvg,
-                     x->logits, s, 1));
+    WITH_KIND(x->transition, WITH_FLAG(WHOLE, s.whole,
+              LAUNCH((gateloop_backward_kernel<KIND, VEC, VEC == 2 && WHOLE, 1>),
+                     x->B * s.tiles * s.groups, MIX_THREADS, 0, stream, (floatX *)x->dp.data,
+                     (Complex *)x->dinitial.data, x->chain, x->dz, (const Complex *)x->dfinal,
+                     (const Complex *)x->states[VEC - 1], x->qkvg, x->logits, s)));
     loop_split(x, stream);
 }
 
@@ -493,27 +493,30 @@ static int loop_small(size_t B, size_t T, size_t C, int transition, LoopInputs i
     return failed;
 }
 
-// loop_checks: every kernel at lengths around strips and tiles, at odd and even C, all inputs and
-// transitions. Own shape: --B, --T, --C. Returns the failures.
+// loop_checks: every kernel at lengths around strips and tiles, at odd and even C, where tiles are
+// whole and where not, all inputs and transitions. Own shape: --B, --T, --C. Returns the failures.
 static int loop_checks(const BenchOptions *bench)
 {
     static const size_t lengths[] = {1, 2, 31, 32, 33, 64, 65, 127, 129, 255, 258, 1000, 4096};
-    static const size_t channels[] = {1, 33, 70}, batches[] = {1, 2};
+    static const size_t channels[] = {1, 33, 64, 70}, batches[] = {1, 2};
     const int own = bench->B || bench->T || bench->C;
     int failed = 0, cases = 0;
     for (int inputs = 0; inputs < INPUTS; inputs++)
-        for (int i = 0; i < 13 * 3; i++) {
-            const size_t T = bench->T ? bench->T : lengths[i / 3];
-            const size_t C = bench->C ? bench->C : channels[i % 3];
-            const size_t B = bench->B ? bench->B : batches[i % 2];
-            if ((bench->T && i / 3) || (bench->C && i % 3) || (inputs && !own && i / 3 % 4 != 2))
+        for (int i = 0; i < 13 * 4; i++) {
+            const int odd = (i + i / 4) % 2;
+            const size_t T = bench->T ? bench->T : lengths[i / 4];
+            const size_t C = bench->C ? bench->C : channels[i % 4];
+            const size_t B = bench->B ? bench->B : batches[odd];
+            if ((bench->T && i / 4) || (bench->C && i % 4) || (inputs && !own && i / 4 % 4 != 2))
                 continue;
-            failed += loop_small(B, T, C, SEP, (LoopInputs)inputs, i % 2 || inputs, bench);
+            failed += loop_small(B, T, C, SEP, (LoopInputs)inputs, odd || inputs, bench);
             cases++;
         }
     for (int transition = 0; transition <= ONES && !own; transition++)
-        for (int inputs = 0; inputs < INPUTS; inputs++, cases++)
+        for (int inputs = 0; inputs < INPUTS; inputs++, cases += 2) {
             failed += loop_small(2, 150, 34, transition, (LoopInputs)inputs, 1, bench);
+            failed += loop_small(1, 128, 64, transition, (LoopInputs)inputs, 1, bench);
+        }
     printf("checks: %d shapes, %d failed\n", cases, failed);
     return failed;
 }

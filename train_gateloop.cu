@@ -177,7 +177,6 @@ template <int KIND> static __device__ inline Gate gate(float alpha, float beta)
 typedef struct {
     int T, C, HS, tiles, groups, pitch, parts, shifted, whole;
     unsigned columns;
-    double by_columns, by_groups; // 1 / columns, 1 / groups
     size_t B;
 } Mix;
 
@@ -297,11 +296,8 @@ static __device__ inline size_t place(Span p, int pitch)
 // span_of: of this thread, tiles in time's order or, BACK, the last first.
 template <int VEC, int STEPS, int WHOLE, int BACK> static __device__ inline Span span_of(Mix s)
 {
-    // As integers two divisions are 50 instructions. The half is more than the product's error.
-    const unsigned i = (unsigned)((blockIdx.x + 0.5) * s.by_columns);
-    const unsigned column = blockIdx.x - i * s.columns;
-    const unsigned b = (unsigned)((column + 0.5) * s.by_groups);
-    const unsigned group = column - b * (unsigned)s.groups;
+    const unsigned i = blockIdx.x / s.columns, column = blockIdx.x % s.columns;
+    const unsigned b = column / (unsigned)s.groups, group = column % (unsigned)s.groups;
     const int tile = BACK ? s.tiles - 1 - (int)i : (int)i;
     const int t = (tile * MIX_WARPS + (int)(threadIdx.x / WARP)) * STEPS;
     const int c = (int)(group * WARP + threadIdx.x % WARP) * VEC;
@@ -708,7 +704,7 @@ static Mix mix_of(size_t B, size_t T, size_t C, size_t HS, int kind, size_t vec,
     assert(B * groups < INT_MAX && B * T < UINT_MAX);
     return {(int)T, (int)C, (int)HS, (int)((T + tile - 1) / tile), (int)groups,
             fixed ? 0 : parts * (int)C, parts, fixed, T % tile == 0 && C % (WARP * vec) == 0,
-            (unsigned)(B * groups), 1.0 / (double)(B * groups), 1.0 / (double)groups, B};
+            (unsigned)(B * groups), B};
 }
 
 // mix_wide: whether a lane takes two channels.

@@ -805,7 +805,7 @@ static void pair_backward(floatX *da, floatX *db, const floatX *ds, Saved saved,
 enum { LINEAR_THREADS = 256 };
 
 // Fewer sequences than LINEAR_FULL would leave most of the GPU idle. They are cut into parts of
-// whole tiles, in all LINEAR_PARTS blocks, two a multiprocessor of an H200: one kernel makes the
+// whole tiles, at most LINEAR_PARTS blocks, two a multiprocessor of an H200: one kernel makes the
 // sum of each part alone, the next from these, in their order, the sum before each part, and the
 // third starts from there. Fewer tiles than LINEAR_LEAST are not worth two kernels more.
 #ifndef LINEAR_PARTS // dev/emulate/test.sh has all three smaller; LINEAR_FULL <= LINEAR_PARTS
@@ -857,9 +857,9 @@ static __device__ inline float row_sums(float (&x)[CH], const float (&y)[CH], in
     return LOG ? exp2_fast(top[0] - shift) : top[0] * scale;
 }
 
-// linear_sums_kernel: parts.max, sum = of each part the sum of exp(b), b (B,T,H), rows 2H apart;
-// without LOG (see linear_forward_kernel) max is 0. A thread adds up every HIGH-th position, then
-// the block what its threads have.
+// linear_sums_kernel: parts.max, sum = of each part the sum of exp(mu(b)), b (B,T,H), rows 2H
+// apart, mu = normalize if approx; without LOG (see linear_forward_kernel) max is 0. A thread adds
+// up every HIGH-th position, then the block what its threads have.
 template <int P, int VEC, int WIDTH>
 static __global__ void __launch_bounds__(LINEAR_THREADS, 3)
 linear_sums_kernel(Parts parts, const floatX *b, int T, int size, Mix mix)
@@ -902,7 +902,8 @@ linear_sums_kernel(Parts parts, const floatX *b, int T, int size, Mix mix)
 }
 
 // linear_join_kernel: parts.before_max, before_sum = from parts.max, sum, added in the order of
-// the parts or (backward) from the last on. A thread owns one of the sequences' n = B H channels.
+// the parts or (backward) from the last on; without causal all of them, for every part. A thread
+// owns one of the sequences' n = B H channels.
 static __global__ void linear_join_kernel(Parts parts, size_t n, int H, int causal, int backward)
 {
     const size_t i = blockIdx.x * (size_t)blockDim.x + threadIdx.x;
@@ -967,7 +968,7 @@ linear_forward_kernel(floatX *o, Saved saved, Parts parts, const floatX *a, cons
             for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
                 float m = max[h], s = sum[h];
                 if (saved.carry && pass == 1 && (causal || t0 == 0))
-                    carry[t0 / HIGH * H + h] = LOG ? m + __log2f(s) : s;
+                    carry[(size_t)(t0 / HIGH) * H + h] = LOG ? m + __log2f(s) : s;
                 column_sums<HIGH, W, LOG>(ls + h, &m, &s, add);
                 max[h] = m;
                 sum[h] = s;
@@ -1052,7 +1053,7 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
             row_store<P, VEC>(ls + g * W, l, W);
             __syncthreads();
             for (int h = threadIdx.x; h < H; h += LINEAR_THREADS) {
-                float m = carry[(causal ? k * H : 0) + h], s = LOG ? 1 : m;
+                float m = carry[(causal ? (size_t)k * H : 0) + h], s = LOG ? 1 : m;
                 column_sums<HIGH, W, LOG>(ls + h, &m, &s, causal);
             }
             __syncthreads();
@@ -1122,6 +1123,7 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
 static Parts linear_parts(float *scratch, size_t B, size_t T, size_t H)
 {
     const size_t tiles = (T + linear_tile(H) - 1) / linear_tile(H), n = LINEAR_PARTS * H;
+    assert(T < INT_MAX / 2);
     const size_t most = B < LINEAR_FULL && tiles >= LINEAR_LEAST ? LINEAR_PARTS / B : 1;
     const size_t span = (tiles + most - 1) / most, count = (tiles + span - 1) / span;
     if (count == 1)

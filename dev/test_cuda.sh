@@ -349,11 +349,12 @@ image_checks() {
 }
 
 # cut_checks: linear sequences in parts: more parts than tiles, parts of several tiles, the last of
-# fewer and its last tile not full; 63 are cut, 64 are not
+# fewer and its last tile not full; 63 are cut, 64 are not, of every kind of kernel
 cut_checks() {
     local o h t b prenorm tool
     for o in "33 700 1" "64 1000 1" "64 5000 1" "64 3001 2" "192 1000 1" "192 5000 1" "192 3001 2" \
-        "384 3001 1" "768 1000 2" "64 300 63" "192 300 63" "192 300 64"; do
+        "384 3001 1" "768 1000 2" "64 300 63" "192 300 63" "192 300 64" "64 300 64" "33 100 64" \
+        "384 100 64" "768 100 64"; do
         read -r h t b <<<"$o"
         background agree "linear H=$h T=$t B=$b" --model linear --hidden $h --task text \
             --text "$text" --context $t --batch-size $b
@@ -432,7 +433,7 @@ causalrn_checks() {
 
 # causalrn_noncausal: BiRN, and memory that starts as NaN
 causalrn_noncausal() {
-    local prenorm postnorm
+    local prenorm postnorm h
     for postnorm in yes no; do
         for prenorm in exact approx none; do
             set -- --causal no --prenorm $prenorm --postnorm $postnorm
@@ -449,6 +450,10 @@ causalrn_noncausal() {
     for prenorm in approx none; do
         background noncausal agree "non-causal linear $prenorm S=1250 B=1" --causal no \
             --prenorm $prenorm --model linear --batch-size 1 --string-size 1250
+        for h in 33 64; do
+            background noncausal agree "non-causal linear $prenorm H=$h B=64" --causal no \
+                --prenorm $prenorm --model linear --hidden $h --batch-size 64 --string-size 50
+        done
     done
 }
 
@@ -637,6 +642,11 @@ gateloop_checks() {
         done
     done
     background agree "two channels a lane" --batch-size 256 --string-size 100 --layers 1
+    # T = 64: tiles are whole; of T = 96 those of the backward pass alone
+    background agree "whole tiles" --batch-size 256 --string-size 31 --layers 1
+    background agree "whole tiles, groups" --batch-size 256 --string-size 31 --layers 1 \
+        --wiring paper --gn-groups 4
+    background agree "whole tiles backward" --batch-size 256 --string-size 47 --layers 1
     background agree "B=64 T=514 C=512" --batch-size 64 --string-size 256 --channels 512 --layers 1
     PRECISIONS=fp32 background agree "C=192 B=8 L=12" --channels 192 --batch-size 8 --layers 12
     background agree "text, V=50257" --task text --vocab gpt2 --context 33 --layers 1 \
@@ -654,6 +664,7 @@ gateloop_checks() {
     for tool in memcheck racecheck initcheck synccheck; do
         background sanitize $tool
         background sanitize $tool --batch-size 256
+        background sanitize $tool --batch-size 256 --task text --text "$text" --context 64
         background sanitize $tool --head-size 16 --wiring paper --gn-groups 4
     done
 }

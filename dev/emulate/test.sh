@@ -308,7 +308,8 @@ cuts="-DLINEAR_PARTS=6 -DLINEAR_FULL=3 -DLINEAR_LEAST=2"
 cut_checks() {
     local o h t b
     for o in "33 13 1" "33 2 1" "64 97 1" "64 40 1" "64 100 2" "192 97 1" "192 40 1" "192 100 2" \
-        "384 97 1" "384 33 2" "64 97 3" "192 97 3" "384 97 3"; do # the first: 1 position a tile
+        "384 97 1" "384 33 2" "64 97 3" "192 97 3" "384 97 3" "33 13 3" \
+        "768 5 3"; do # of 33 and 768 a tile is 1 position
         read -r h t b <<<"$o"
         background agree "linear H=$h T=$t B=$b" --model linear --hidden $h --task text \
             --text "$text" --context $t --batch-size $b
@@ -334,7 +335,7 @@ cut_checks() {
 
 # causalrn_checks: every norm and activation, widths of the fast and the general kernels
 causalrn_checks() {
-    local m h prenorm activation
+    local m h b prenorm activation
     for m in quadratic linear; do
         background decodes "$m" 50 --model $m
         background losses "$m" fp32 1e-4 --model $m --hidden 33
@@ -380,8 +381,10 @@ causalrn_checks() {
         background agree "linear $prenorm" --model linear --prenorm $prenorm --string-size 20
         background agree "linear $prenorm, no post norm" --model linear --prenorm $prenorm \
             --postnorm no --hidden 64 --string-size 40
-        background noncausal agree "non-causal linear $prenorm" --causal no --prenorm $prenorm \
-            --model linear --hidden 33 --string-size 20
+        for b in 2 3; do # cut and not
+            background noncausal agree "non-causal linear $prenorm B=$b" --causal no \
+                --prenorm $prenorm --model linear --hidden 33 --string-size 20 --batch-size $b
+        done
     done
 }
 
@@ -598,6 +601,10 @@ gateloop_checks() {
     done
     background agree "two channels a lane" --task copying --string-size 20 --batch-size 256 \
         --channels 64 --hidden 8
+    background agree "whole tiles" --task copying --string-size 31 --batch-size 256 \
+        --channels 64 --hidden 8 --layers 1
+    background agree "whole tiles, groups" --task copying --string-size 31 --batch-size 256 \
+        --channels 64 --hidden 8 --layers 1 --wiring paper --gn-groups 4
     background agree "text, V=50257" --task text --vocab gpt2 --context 9 --channels 16 \
         --text "$work/tokens.bin" --batch-size 1
     background losses "horizon" fp32 1e-4 --task horizon --batch-size 3

@@ -11,11 +11,13 @@
 //  1  220 (5)    a thread a channel, all of T
 //  2  991 (24)   reduce, carry, scan: three kernels; k, v and the logits read twice
 //  3 1883 (46)   one pass, tiles handed on from block to block, one channel a lane
-//  4 3514 (85)   3 with two channels a lane; 3264 (79) before a third of its instructions went
+//  4 3514 (85)   3 with two channels a lane
 //    backward
 //  1  176 (4)    a thread a channel: h of every position written, then read on the way back
 //  3 1772 (42)   one pass, h again from the states that the forward pass kept, one channel a lane
-//  4 3131 (75)   3 with two channels a lane, before that
+//  4 3131 (75)   3 with two channels a lane
+// 3 and the backward 4 are of a file before, with half as many instructions again; 4 forward made
+// 3264 (79) then.
 //
 // The trainer takes 4 where there are 16384 sequences times channels or more, else 3, whose tiles
 // are twice as long and half as wide: they need half as many steps from block to block.

@@ -1093,7 +1093,7 @@ linear_backward_kernel(floatX *da, floatX *db, const floatX *dout, const float *
                 d[1][i] *= real ? exp2_fast(LOG ? x[1][i] - l[i] : x[1][i]) : 0;
             }
             if (approx)
-                rows_normalize_backward<P>(d, x, rstd, LOG2E, H, red);
+                rows_normalize_backward<P>(d, x, rstd, H, red);
             if (exists) {
                 row_store<P, VEC>(da + at, d[0], H);
                 row_store<P, VEC>(db + at, d[1], H);

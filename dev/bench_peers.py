@@ -1304,14 +1304,14 @@ def op_binary(args, op, direction):
 
 
 # the kernels of a ladder that can be its fastest: the others take most of its time
-OP_KERNELS = {("delta", "forward"): "4", ("delta", "forward+backward"): "5",
-              ("gla", "forward"): "57", ("gla", "forward+backward"): "89"}
+OP_KERNELS = {("delta", "forward"): (4,), ("delta", "forward+backward"): (5,),
+              ("gla", "forward"): (5, 7), ("gla", "forward+backward"): (8, 9)}
 
 
 def op_commands(args, op, direction):
     """The ladder of an operation, delta or gla, once for each of its fast kernels."""
     binary = op_binary(args, op, direction) or f"({op} {direction} ladder)"
-    return [[binary, "--time-only", "--csv", "--kernel", kernel]
+    return [[binary, "--time-only", "--csv", "--kernel", str(kernel)]
             for kernel in OP_KERNELS[op, direction]]
 
 

@@ -108,11 +108,10 @@ static __device__ inline void rows_open(float (&x)[K][CH], float (&rstd)[K],
 }
 
 // rows_normalize_backward: back through it for two rows: d[k] = rstd[k] (d[k] - mean(d[k]) - y
-// mean(d[k] y)), y = what rows_normalize made, x[k] = unit y; d and x 0 beyond H.
+// mean(d[k] y)), y = what rows_normalize made, x[k] = y over ln 2, rows_open's; d and x 0 beyond H.
 template <int P>
 static __device__ inline void rows_normalize_backward(float (&d)[2][CH], const float (&x)[2][CH],
-                                                      const float (&rstd)[2], float unit, int H,
-                                                      float *red)
+                                                      const float (&rstd)[2], int H, float *red)
 {
     const float over_H = 1 / (float)H;
     float sums[4] = {};
@@ -125,7 +124,7 @@ static __device__ inline void rows_normalize_backward(float (&d)[2][CH], const f
 #pragma unroll
     for (int i = 0; i < 2 * CH; i++) {
         const float mean = sums[i / CH] * over_H;
-        const float dot = sums[2 + i / CH] * (over_H / (unit * unit));
+        const float dot = sums[2 + i / CH] * (over_H / (LOG2E * LOG2E));
         float *v = &d[i / CH][i % CH];
         *v = rstd[i / CH] * (*v - mean - x[i / CH][i % CH] * dot);
     }

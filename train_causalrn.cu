@@ -810,7 +810,7 @@ enum { LINEAR_THREADS = 256 };
 // third starts from there. Fewer tiles than LINEAR_LEAST are not worth two kernels more.
 #ifndef LINEAR_PARTS // dev/emulate/test.sh has all three smaller; LINEAR_FULL <= LINEAR_PARTS
 #define LINEAR_PARTS 264
-#define LINEAR_FULL 64
+#define LINEAR_FULL 128
 #define LINEAR_LEAST 8
 #endif
 

@@ -123,17 +123,16 @@ static __device__ inline float silu(float g, float *slope)
     return y;
 }
 
-// turn: r exp(i angle), finite for any finite angle. In BF16 on the special-function unit, absolute
-// error 2^-21, from the angle in turns, rounded; else from the angle modulo 2 pi in two parts,
-// which beyond 1e6 is any angle.
+// turn: r exp(i angle), finite for any finite angle. In BF16 on the special-function unit, which
+// takes the angle modulo a turn itself, absolute error 2^-21 to a turn or so, then 2^-23 of the
+// angle; else from the angle modulo 2 pi in two parts, which beyond 1e6 is any angle.
 static __device__ inline Complex turn(float r, float angle)
 {
-    const float turns = angle * 0.15915494f, n = rintf(turns);
     float sine, cosine;
 #ifdef PRECISION_BF16
-    const float x = 6.2831855f * (turns - n);
-    sine = __sinf(x), cosine = __cosf(x);
+    sine = __sinf(angle), cosine = __cosf(angle);
 #else
+    const float n = rintf(angle * 0.15915494f);
     float x = fmaf(n, 1.7484556e-7f, fmaf(n, -6.2831855f, angle));
     x = x > 4 ? 4 : x < -4 ? -4 : x; // NaN stays
     sincospif(x * 0.31830989f, &sine, &cosine);

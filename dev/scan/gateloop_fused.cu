@@ -6,18 +6,17 @@
 //
 // Bytes of an element: 18 forward, 30 backward (BF16, logits of a in fp32); 28 and 52 (FP32).
 // GB/s (% of a copy of as many bytes), (B,T,C) = (8,1024,2048), BF16, L2 flushed, one H200; at
-// (16,2048,1024) 4 makes 3699 (88) forward.
+// (16,2048,1024) 4 makes 3876 (91) forward and 3457 (81) backward, FP32 4187 (98) and 4031 (95).
 //    forward
 //  1  220 (5)    a thread a channel, all of T
 //  2  991 (24)   reduce, carry, scan: three kernels; k, v and the logits read twice
 //  3 1883 (46)   one pass, tiles handed on from block to block, one channel a lane
-//  4 3514 (85)   3 with two channels a lane
+//  4 3713 (88)   3 with two channels a lane
 //    backward
 //  1  176 (4)    a thread a channel: h of every position written, then read on the way back
 //  3 1772 (42)   one pass, h again from the states that the forward pass kept, one channel a lane
-//  4 3131 (75)   3 with two channels a lane
-// 3 and the backward 4 are of a file before, with half as many instructions again; 4 forward made
-// 3264 (79) then.
+//  4 3465 (83)   3 with two channels a lane
+// 3 is of a file before, with half as many instructions again; 4 made 3331 (79) and 3168 (75) then.
 //
 // The trainer takes 4 where there are 16384 sequences times channels or more, else 3, whose tiles
 // are twice as long and half as wide: they need half as many steps from block to block.

@@ -15,7 +15,8 @@ struct Sizes {
     enum { VEC = 16 / sizeof(V), RING = sizeof(I) == 2 ? 2 : 1, ROWS = sizeof(V) == 8 ? 8 : 16 };
 };
 
-static const size_t FEW_STRIPS = 96, MANY_STRIPS = 528; // of 32 RING channels, see scan_best
+// Of 32 RING channels, and positions: see scan_best.
+static const size_t FEW_STRIPS = 96, MANY_STRIPS = 528, LONG_T = 2048;
 
 // scan_walk: walk with U rows in flight; 16 bytes a thread where U > 1 and rows are aligned.
 template <typename I, int BACK, int U>
@@ -67,7 +68,9 @@ static void scan_tiles(const void *problem, cudaStream_t stream)
 }
 
 // scan_best: a ring where there are columns enough to keep the memory busy, with a shallow one
-// where more warps than fit with a deep one; otherwise the chain.
+// where more warps than fit with a deep one; otherwise the chain. Over a long T the warps of a ring
+// come to read far apart, and memory slows down: of numbers of 4 bytes the chain, whose tiles go in
+// one order, is then faster (scan_real.cu).
 template <typename I, int BACK>
 static void scan_best(const void *problem, cudaStream_t stream)
 {
@@ -75,6 +78,8 @@ static void scan_best(const void *problem, cudaStream_t stream)
     const size_t wide = 32 * Sizes<I>::RING, strips = p->B * ((p->C + wide - 1) / wide);
     if (!scan_wide(p) || strips < FEW_STRIPS)
         scan_tiles<I, BACK, 8, 1, 0>(problem, stream);
+    else if (sizeof(I) == 4 && p->T > LONG_T)
+        scan_tiles<I, BACK, 16, !BACK, 0>(problem, stream);
     else if (strips > MANY_STRIPS)
         scan_ring<I, BACK, 1, 4>(problem, stream);
     else

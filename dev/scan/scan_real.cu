@@ -18,7 +18,7 @@
 //      the next one on its way
 //   8  tiles of 128 rows (96) x 64 channels, a block each, states passed on from tile to tile
 //   9  8 with the next tile on its way      10  9 with tiles of 256 rows (192) x 32 channels
-//  11  4, 5 or 10, by the shape
+//  11  one of the others, by the shape
 // 1 and 2 have too few bytes in flight, 3 reads a and x twice. 4 to 6 need enough columns: at
 // B 8 C 1536 there are 384 strips of 32, three a multiprocessor, each with 28 KB on its way (back
 // 42), where 22 KB a multiprocessor would hide a microsecond at 4.25 TB/s; a row of a strip costs
@@ -38,7 +38,13 @@
 //   8     0.042 (90)       0.152 (94)     0.068 (91)          -
 //   9     0.042 (91)       0.150 (96)     0.067 (92)          -
 //  10     0.044 (87)       0.160 (90)     0.073 (85)          -
-//  11     0.039 (98)       0.152 (95)     0.066 (93)          -
+// 11 was 4 then. Over a long T its warps drift apart, and memory slows down:
+//        forward, T=4096   T=16384       T=65536       backward, T=4096  T=16384      T=65536
+//   4     0.150 (94)       0.613 (93)     2.50 (90)      0.266 (89)      1.075 (88)   4.37 (86)
+//   5     0.148 (96)       0.590 (97)     2.41 (93)      0.254 (93)      1.037 (91)   4.23 (89)
+//   8     0.150 (94)       0.583 (98)     2.32 (97)      0.250 (94)      0.985 (96)   3.93 (96)
+//   9     0.149 (95)       0.582 (98)     2.32 (97)      0.251 (94)      0.990 (96)   3.95 (95)
+// so that 11 is 9 forward and 8 backward there.
 #include "scan_ladder.cuh"
 
 #ifdef PRECISION_BF16

@@ -50,8 +50,8 @@ worst() {
 }
 
 # agree NAME OPTIONS...: the dumps of CPU and GPU, in both precisions (or PRECISIONS); CPU, FP32,
-# BF16 can be other programs, ROUNDED the CPU's for BF16, BF16_GRAD and BF16_FORWARD other bounds,
-# FORM the GPU's --form
+# BF16 can be other programs, ROUNDED the CPU's for BF16, FP32_GRAD, BF16_GRAD and BF16_FORWARD other
+# bounds, FORM the GPU's --form
 agree() {
     local name=$1 dir cpu=${CPU:-$cpu} precision program flag reference
     dir=$(mktemp -d -p "$work")
@@ -67,7 +67,7 @@ agree() {
     for precision in ${PRECISIONS:-fp32 bf16}; do
         reference=$cpu
         [ $precision = bf16 ] && reference=${ROUNDED:-$cpu}
-        [ $precision = fp32 ] && program=${FP32:-$fp32} flag= ||
+        [ $precision = fp32 ] && program=${FP32:-$fp32} flag=${FP32_GRAD:+--grad $FP32_GRAD} ||
             program=${BF16:-$bf16} flag="--bf16 ${BF16_GRAD:+--grad $BF16_GRAD}
                 ${BF16_FORWARD:+--forward $BF16_FORWARD}"
         if ! $program "$@" ${FORM:+--form $FORM} --dump "$dir/gpu" >"$dir/log" 2>&1; then
@@ -173,23 +173,30 @@ trained() {
     # p - 1 for p near 1: an error of 5e-3 in logits of 10 is 5e-2 of it (measured: 4.6e-2), unless
     # the oracle rounds the same; that of gpt2 has not hidden_kernel's GELU, 4e-4 off (emulated,
     # three seeds: 1.4e-2, 1.7e-2, 2.0e-2; with C = 60, which takes another kernel: 2.6e-3, 1.3e-3)
-    [ "$model" = metala ] && local PRECISIONS=fp32 && early "$@"
     case $model in
     causalrn) local BF16_GRAD=1e-1 ;;
     gpt2) local BF16_GRAD=4e-2 ;;
+    gateloop) early fp32 "$@" && local FP32_GRAD=1e-3 ;;
+    metala) early bf16 "$@" && local PRECISIONS=fp32 ;;
     esac
     agree "trained weights" --string-size 8 --load "$dir/run/checkpoint.safetensors"
 }
 
-# early OPTIONS...: MetaLA's weights in BF16, after 60 steps. After 300 the gradients are not to be
-# held to 2e-2: where fp32's last bits turn one rounding over, S takes it to all later tokens, whose
-# roundings are then drawn anew. The oracle that rounds, 20 seeds of it, moved by 2^-20 before each
-# rounding, ten times each: the worst gradient is 2.5e-2 off or less in 90% of them, at most 8.5e-2
-# (by 2^-22: 1.1e-2, 4.0e-2); after 60 steps 6.3e-3 and 1.1e-2. Emulated, with sums in the oracle's
-# order, the program is held to 2e-2 after 300 steps too (dev/emulate/test.sh).
+# early PRECISION OPTIONS...: weights after 60 steps, to the common bounds, which those after 300 are
+# not to be held to.
+# MetaLA in BF16, 2e-2: where fp32's last bits turn one rounding over, S takes it to all later
+# tokens, whose roundings are then drawn anew. The oracle that rounds, 20 seeds of it, moved by 2^-20
+# before each rounding, ten times each: the worst gradient is 2.5e-2 off or less in 90% of them, at
+# most 8.5e-2 (by 2^-22: 1.1e-2, 4.0e-2); after 60 steps 6.3e-3 and 1.1e-2. Emulated, with sums in
+# the oracle's order, the program is held to 2e-2 after 300 steps too (dev/emulate/test.sh).
+# GateLoop in FP32, 1e-4: the oracle built without FMA is 4e-6 to 3e-5 from itself after 300 steps,
+# four seeds, with the oracle's weights; after 60 it is 7e-7 to 9e-7. The program, with its own
+# weights, was 4e-6 from the oracle after 300 steps, and with its sums in another order 1.7e-4.
 early() {
+    local precision=$1
+    shift
     $fp32 "$@" --steps 60 --out "$dir/early" >"$dir/log" 2>&1
-    PRECISIONS=bf16 agree "weights after 60 steps" --string-size 8 \
+    PRECISIONS=$precision agree "weights after 60 steps" --string-size 8 \
         --load "$dir/early/checkpoint.safetensors"
 }
 
@@ -214,15 +221,24 @@ sanitize() {
         row "$name" "ok SKIPPED: not installed"
         return
     fi
-    local dir size=(--string-size 3)
+    local dir code size=(--string-size 3)
     [[ " $* " == *" --task "* && " $* " != *" --task copying "* ]] && size=()
     dir=$(mktemp -d -p "$work")
     fill "$@" "${size[@]}" --layers 1 --steps 3 --out "$dir/run"
     timeout "${SANITIZE_SECONDS:-170}" compute-sanitizer --tool "$tool" --error-exitcode 9 $bf16 \
-        "${options[@]}" >"$dir/log" 2>&1 &&
-        row "$name" "ok $(grep SUMMARY "$dir/log")" ||
+        "${options[@]}" >"$dir/log" 2>&1
+    code=$?
+    # nvjet are kernels of cuBLAS, whose mbarriers racecheck takes for no order (of GateLoop at B =
+    # 256, T = 64: 384 hazards in one product; --kernel-name-exclude ends in an error of its own)
+    if [ $code -eq 0 ]; then
+        row "$name" "ok $(grep SUMMARY "$dir/log")"
+    elif [ $tool$code = racecheck9 ] && grep -q "access at nvjet" "$dir/log" &&
+        ! grep -E "Error|access at" "$dir/log" | grep -qv nvjet; then
+        row "$name" "ok in cuBLAS alone: $(grep SUMMARY "$dir/log")"
+    else
         row "$name" \
             "FAIL $(grep -m 3 '= ' "$dir/log" | tr '\n' ' ' | cut -c 1-300)"
+    fi
 }
 
 # built PROGRAM PRECISION: build a ladder of dev/ or dev/test_X.cu, which run the trainer's kernels,
@@ -349,12 +365,12 @@ image_checks() {
 }
 
 # cut_checks: linear sequences in parts: more parts than tiles, parts of several tiles, the last of
-# fewer and its last tile not full; 63 are cut, 64 are not, of every kind of kernel
+# fewer and its last tile not full; 127 are cut, 128 are not, of every kind of kernel
 cut_checks() {
     local o h t b prenorm tool
     for o in "33 700 1" "64 1000 1" "64 5000 1" "64 3001 2" "192 1000 1" "192 5000 1" "192 3001 2" \
-        "384 3001 1" "768 1000 2" "64 300 63" "192 300 63" "192 300 64" "64 300 64" "33 100 64" \
-        "384 100 64" "768 100 64"; do
+        "384 3001 1" "768 1000 2" "64 300 127" "192 300 127" "192 300 128" "64 300 128" "33 100 128" \
+        "384 100 128" "768 100 128"; do
         read -r h t b <<<"$o"
         background agree "linear H=$h T=$t B=$b" --model linear --hidden $h --task text \
             --text "$text" --context $t --batch-size $b
@@ -451,8 +467,8 @@ causalrn_noncausal() {
         background noncausal agree "non-causal linear $prenorm S=1250 B=1" --causal no \
             --prenorm $prenorm --model linear --batch-size 1 --string-size 1250
         for h in 33 64; do
-            background noncausal agree "non-causal linear $prenorm H=$h B=64" --causal no \
-                --prenorm $prenorm --model linear --hidden $h --batch-size 64 --string-size 50
+            background noncausal agree "non-causal linear $prenorm H=$h B=128" --causal no \
+                --prenorm $prenorm --model linear --hidden $h --batch-size 128 --string-size 50
         done
     done
 }

@@ -2,7 +2,7 @@
 # mqar_hard.sh: the hardest MQAR of the MetaLA paper (arXiv 2411.10741, Table A7): 80 pairs in 512
 # tokens. The paper: Transformer above 99 at C = 64 and 128, MetaLA 28.5 and 90.4, Mamba 0; its
 # batch and steps are not known, and no claim is made to match. Here 12000 steps of 128 fresh
-# sequences, a Transformer of four heads, MetaLA of two, DK = DV = C/2, with a convolution of 2.
+# sequences, a Transformer with heads of 64, MetaLA with two, DK = DV = C/2, a convolution of 2.
 # Both rates with the first seed, then the better one with the others: 16 runs. Must hold, of the
 # medians: Transformer above 0.99 at both widths; MetaLA at 128 at least 0.30 above 64; a RESULT
 # line says so, beside the paper's. Runs stop where a training batch is 99.5% right, so that

@@ -35,6 +35,7 @@
 
 #define READS_IMAGES
 #include "data/tasks.h"
+#include "util/asked.cuh"
 #include "util/optimizer.cuh"
 #include "util/patches.cuh" // and with it sums, warp, cuda_training, cuda, gemm, training
 #include "util/rows.cuh"
@@ -1431,19 +1432,19 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
         batch_sums(dwpe, dout, B, T * C, stream);
 }
 
-// crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row
+// crossentropy_kernel: WARPS warps a row of logits (R,V), rows pitch apart. With 32 of them a row
 // has a block, and is still in the caches when it is read again, from the end.
 template <int WARPS>
 static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * WARP)
     crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
-                        const float *__restrict__ logits, const int *targets,
-                        const StepInput *step, size_t N, int V, int pitch)
+                        const float *__restrict__ logits, const int *targets, const int *where,
+                        const StepInput *step, size_t R, int V, int pitch)
 {
     enum { STRIDE = 4 * WARPS * WARP };
     __shared__ Peak peaks[WARP];
     const size_t row = WARPS > 1 ? blockIdx.x : row_of_warp();
     const int i = threadIdx.x % (WARPS * WARP), lane = threadIdx.x % WARP;
-    if (row >= N)
+    if (row >= R)
         return;
     const float *x = logits + row * pitch;
     Peak peak = {-INFINITY, 0, min(4 * i, V)};
@@ -1467,10 +1468,11 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
         __syncthreads();
         peak = peak_of_warp(peaks[lane]);
     }
-    const int target = targets[row];
-    if (i == 0) {
-        losses[row] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
-        predictions[row] = peak.best;
+    const int64_t at = where ? where[row] : (int64_t)row;
+    const int target = at < 0 ? IGNORE : targets[at];
+    if (i == 0 && at >= 0) {
+        losses[at] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
+        predictions[at] = peak.best;
     }
     const float unit = target == IGNORE ? 0 : (float)step->unit, factor = unit / peak.sum;
 #pragma unroll 4
@@ -1487,34 +1489,26 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
     }
 }
 
-// loss_kernel: result->loss = (after the first batch of an update: +=) the sum of losses (N) times
-// step->unit, in one block.
-static __global__ void loss_kernel(StepResult *result, const float *losses, const StepInput *step,
-                                   size_t N)
-{
-    double sum = 0;
-#pragma unroll 8
-    for (size_t n = threadIdx.x; n < N; n += blockDim.x)
-        sum += losses[n];
-    sum = block_sum(sum);
-    if (threadIdx.x == 0)
-        result->loss = (step->first ? 0 : result->loss) + sum * step->unit;
-}
-
 // crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
-// predictions (N) = argmax; dlogits (N,V) = the gradient (softmax - onehot) step->unit of the loss;
-// result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (N,V)
-// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N).
+// predictions (N) = argmax; dlogits (R,V) = the gradient (softmax - onehot) step->unit of the loss;
+// result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (R,V)
+// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N). where (R):
+// see Asked; positions without a row have loss and prediction 0; NULL: R = N, each has one.
 static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepResult *result,
-                         const float *logits, const int *targets, const StepInput *step, size_t N,
-                         size_t V, size_t pitch, cudaStream_t stream)
+                         const float *logits, const int *targets, const int *where,
+                         const StepInput *step, size_t N, size_t R, size_t V, size_t pitch,
+                         cudaStream_t stream)
 {
+    if (where) {
+        CUDA_CHECK(cudaMemsetAsync(losses, 0, N * sizeof *losses, stream));
+        CUDA_CHECK(cudaMemsetAsync(predictions, 0, N * sizeof *predictions, stream));
+    }
     if (V >= 4096)
-        LAUNCH(crossentropy_kernel<WARP>, N, WARP * WARP, 0, stream, losses, predictions, dlogits,
-               logits, targets, step, N, (int)V, (int)pitch);
+        LAUNCH(crossentropy_kernel<WARP>, R, WARP * WARP, 0, stream, losses, predictions, dlogits,
+               logits, targets, where, step, R, (int)V, (int)pitch);
     else
-        LAUNCH(crossentropy_kernel<1>, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
-               losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
+        LAUNCH(crossentropy_kernel<1>, (R + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
+               losses, predictions, dlogits, logits, targets, where, step, R, (int)V, (int)pitch);
     LAUNCH(loss_kernel, 1, 1024, 0, stream, result, losses, step, N);
 }
 
@@ -1548,6 +1542,7 @@ typedef struct {
 typedef struct {
     float *partial;
     floatX *dx, *dr, *da, *db, *d_o, *dlogits;
+    Asked asked;
     char *work;
 } Dacts;
 
@@ -1562,6 +1557,7 @@ typedef struct {
     Config config;
     const Task *task;
     size_t B, T, V, Vp, C, H, L, decode_B, positions; // positions: that are learned
+    size_t asked, rows; // that the head reads, of a sequence and of the batch: asked.cuh
     Weights weights;      // the host's, for files
     Params params, grads; // on the device, as all below
     Device device;
@@ -1586,8 +1582,7 @@ static const char *model_name(const Config *c)
 static void model_plan(Model *m, const Config *config)
 {
     memset(m, 0, sizeof *m);
-    m->config = *config;
-    m->task = &TASKS[config->task];
+    m->config = *config, m->task = &TASKS[config->task];
     const TaskShape shape = m->task->shape(&config->task_options);
     const size_t B = m->B = (size_t)config->training.batch_size, L = m->L = (size_t)config->layers;
     const size_t T = m->T = shape.T, V = m->V = shape.V, C = m->C = (size_t)config->channels;
@@ -1601,9 +1596,10 @@ static void model_plan(Model *m, const Config *config)
     const size_t work = mix_scratch(B, T, H, config->mix), carry = B * ((T + tile - 1) / tile);
     const size_t eval_carry = B * T / shape.eval_T * ((shape.eval_T + tile - 1) / tile);
     const size_t patch = m->device.D = task_patch(m->task, &config->task_options);
-    size_t partial = input_scratch(B * T, V, C, patch);
-    for (int k = 0; k <= 2; k++) // weight gradients: head_w, out_w, both sides
-        partial = std::max(partial, weight_scratch(B * T, k ? k * H * C : Vp * C, k == 1 ? C : H));
+    const size_t asked = m->asked = asked_each(shape), rows = m->rows = asked_rows(asked, B, T);
+    const size_t partial = std::max( // of the embedding, head_w, out_w, both sides
+        {input_scratch(B * T, V, C, patch), weight_scratch(rows, Vp * C, 0),
+         weight_scratch(B * T, H * C, C), weight_scratch(B * T, 2 * H * C, H)});
     const double std = 0.02, out_std = 0.02 / sqrt((double)L);
     const Tensor params[] = {
         {"wte", {patch ? 0 : V, C}, INIT_NORMAL(1), NO_DECAY, 1, offsetof(Params, wte)},
@@ -1639,7 +1635,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("o_rstd", float, Acts, saved.o_rstd, quadratic, B, T),
         DEVICE("carry", float, Acts, saved.carry, linear, std::max(carry, eval_carry), H),
         DEVICE("y", floatX, Acts, y, B, T, C), DEVICE("y_rstd", float, Acts, y_rstd, B, T),
-        SPACED("logits", float, Vp, 0, Acts, logits, B, T, V),
+        SPACED(asked ? "logits, asked" : "logits", float, Vp, 0, Acts, logits, B, rows / B, V),
         DEVICE("losses", float, Acts, losses, B, T),
         DEVICE("patches", float, Acts, patches, patch ? B : 0, T, patch),
         DEVICE("rounded_patches", floatX, Acts, rounded, patch ? B : 0, T, patch),
@@ -1649,7 +1645,8 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("do", floatX, Dacts, d_o, B, T, H),
         SPACED("da", floatX, 2 * H, 0, Dacts, da, B, T, H),
         SPACED("db", floatX, 2 * H, H, Dacts, db, B, T, H),
-        DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
+        DEVICE("dlogits", floatX, Dacts, dlogits, rows, Vp),
+        ASKED_TENSORS(asked ? B : 0, asked, T, C),
         DEVICE("partial", float, Dacts, partial, partial), DEVICE("work", char, Dacts, work, work),
     };
     const DeviceTensor decoder[] = {
@@ -1738,9 +1735,11 @@ static void model_forward(Model *m)
         matmul_residual(next.x, k.x, k.o, w.out_w + l * C * H, p.out_b + l * C, N, H, C, stream);
     }
     normalize_forward(acts.y, acts.y_rstd, layer_acts(m, L).x, N, C, stream);
-    matmul_residual<float>(acts.logits, NULL, acts.y, w.head_w, NULL, N, C, m->Vp, stream);
+    const Asked asked = m->dacts.asked;
+    const floatX *y = asked_gather(asked, acts.y, device->targets, N, m->rows, C, stream);
+    matmul_residual<float>(acts.logits, NULL, y, w.head_w, NULL, m->rows, C, m->Vp, stream);
     crossentropy(acts.losses, device->predictions, m->dacts.dlogits, device->result, acts.logits,
-                 device->targets, device->input, N, m->V, m->Vp, stream);
+                 device->targets, asked.where, device->input, N, m->rows, m->V, m->Vp, stream);
 }
 
 // model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
@@ -1752,9 +1751,10 @@ static void model_backward(Model *m)
     const Acts acts = m->acts;
     const Dacts d = m->dacts;
     cudaStream_t stream = m->device.stream;
-    matmul_backward_weight(g.head_w, 0, NULL, d.partial, d.dlogits, acts.y, N, C, m->V, m->Vp, 0,
-                           stream);
-    matmul_backward_input(d.dr, d.dlogits, w.head_w, N, C, m->Vp, stream);
+    matmul_backward_weight(g.head_w, 0, NULL, d.partial, d.dlogits, asked_or(d.asked, acts.y),
+                           m->rows, C, m->V, m->Vp, 0, stream);
+    matmul_backward_input(asked_or(d.asked, d.dr), d.dlogits, w.head_w, m->rows, C, m->Vp, stream);
+    asked_scatter(d.dr, d.asked, N, C, stream);
     normalize_backward(d.dx, d.dr, C, acts.y, acts.y_rstd, N, C, 1, stream);
     for (size_t l = L; l-- > 0;) {
         const Acts k = layer_acts(m, l);
@@ -1856,7 +1856,7 @@ static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
     const int n = stream == STREAM_TRAIN ? t->accumulate : 1, part = (int)(number % n);
     task_batch(m->task, &c->task_options, t->seed, stream, number, &slot->batch);
     batch_check(&slot->batch, m->V);
-    m->B = slot->batch.B, m->T = slot->batch.T;
+    m->B = slot->batch.B, m->T = slot->batch.T, m->rows = asked_rows(m->asked, m->B, m->T);
     const double step = (double)(number / n), N = (double)(m->B * m->T);
     const double count = batch_targets(&slot->batch);
     m->targets = part ? m->targets + count : count;

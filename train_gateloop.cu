@@ -41,6 +41,7 @@
 // Differences from the paper: those of train_gateloop.c.
 
 #include "data/tasks.h"
+#include "util/asked.cuh"
 #include "util/optimizer.cuh" // and with it warp, cuda_training, cuda, gemm, training, ...
 #include "util/sums.cuh"
 #pragma nv_diag_suppress 177 // [layers] has more than this model needs
@@ -945,19 +946,19 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
         batch_sums(dwpe, dout, B, T * C, stream);
 }
 
-// crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row
+// crossentropy_kernel: WARPS warps a row of logits (R,V), rows pitch apart. With 32 of them a row
 // has a block, and is still in the caches when it is read again, from the end.
 template <int WARPS>
 static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * WARP)
     crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
-                        const float *__restrict__ logits, const int *targets,
-                        const StepInput *step, size_t N, int V, int pitch)
+                        const float *__restrict__ logits, const int *targets, const int *where,
+                        const StepInput *step, size_t R, int V, int pitch)
 {
     enum { STRIDE = 4 * WARPS * WARP };
     __shared__ Peak peaks[WARP];
     const size_t row = WARPS > 1 ? blockIdx.x : row_of_warp();
     const int i = threadIdx.x % (WARPS * WARP), lane = threadIdx.x % WARP;
-    if (row >= N)
+    if (row >= R)
         return;
     const float *x = logits + row * pitch;
     Peak peak = {-INFINITY, 0, min(4 * i, V)};
@@ -981,10 +982,11 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
         __syncthreads();
         peak = peak_of_warp(peaks[lane]);
     }
-    const int target = targets[row];
-    if (i == 0) {
-        losses[row] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
-        predictions[row] = peak.best;
+    const int64_t at = where ? where[row] : (int64_t)row;
+    const int target = at < 0 ? IGNORE : targets[at];
+    if (i == 0 && at >= 0) {
+        losses[at] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
+        predictions[at] = peak.best;
     }
     const float unit = target == IGNORE ? 0 : (float)step->unit, factor = unit / peak.sum;
 #pragma unroll 4
@@ -1001,34 +1003,26 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
     }
 }
 
-// loss_kernel: result->loss = (after the first batch of an update: +=) the sum of losses (N) times
-// step->unit, in one block.
-static __global__ void loss_kernel(StepResult *result, const float *losses, const StepInput *step,
-                                   size_t N)
-{
-    double sum = 0;
-#pragma unroll 8
-    for (size_t n = threadIdx.x; n < N; n += blockDim.x)
-        sum += losses[n];
-    sum = block_sum(sum);
-    if (threadIdx.x == 0)
-        result->loss = (step->first ? 0 : result->loss) + sum * step->unit;
-}
-
 // crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
-// predictions (N) = argmax; dlogits (N,V) = the gradient (softmax - onehot) step->unit of the loss;
-// result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (N,V)
-// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N).
+// predictions (N) = argmax; dlogits (R,V) = the gradient (softmax - onehot) step->unit of the loss;
+// result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (R,V)
+// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N). where (R):
+// see Asked; positions without a row have loss and prediction 0; NULL: R = N, each has one.
 static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepResult *result,
-                         const float *logits, const int *targets, const StepInput *step, size_t N,
-                         size_t V, size_t pitch, cudaStream_t stream)
+                         const float *logits, const int *targets, const int *where,
+                         const StepInput *step, size_t N, size_t R, size_t V, size_t pitch,
+                         cudaStream_t stream)
 {
+    if (where) {
+        CUDA_CHECK(cudaMemsetAsync(losses, 0, N * sizeof *losses, stream));
+        CUDA_CHECK(cudaMemsetAsync(predictions, 0, N * sizeof *predictions, stream));
+    }
     if (V >= 4096)
-        LAUNCH(crossentropy_kernel<WARP>, N, WARP * WARP, 0, stream, losses, predictions, dlogits,
-               logits, targets, step, N, (int)V, (int)pitch);
+        LAUNCH(crossentropy_kernel<WARP>, R, WARP * WARP, 0, stream, losses, predictions, dlogits,
+               logits, targets, where, step, R, (int)V, (int)pitch);
     else
-        LAUNCH(crossentropy_kernel<1>, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
-               losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
+        LAUNCH(crossentropy_kernel<1>, (R + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
+               losses, predictions, dlogits, logits, targets, where, step, R, (int)V, (int)pitch);
     LAUNCH(loss_kernel, 1, 1024, 0, stream, result, losses, step, N);
 }
 
@@ -1387,6 +1381,7 @@ typedef struct {
     float *partial, *work;
     Word *chain;
     floatX *dx, *dr, *dp, *dz, *dh, *dlogits;
+    Asked asked;
 } Dacts;
 
 // Decoding: what the layers remember; tokens read, residual stream, logits of transitions and of
@@ -1401,6 +1396,7 @@ typedef struct {
     const Task *task;
     size_t B, T, V, Vp, C, HS, gates, F, L, P, decode_B; // gates: logits of all transitions
     Weights weights;                                     // the host's, for files; P: rows of in_w
+    size_t asked, rows; // that the head reads, of a sequence and of the batch: asked.cuh
     Params params, grads; // on the device, as all below
     Device device;
     Copies copies;
@@ -1411,7 +1407,6 @@ typedef struct {
     Batch batch;    // the one that model_forward sees next, or has seen
     double loss;    // nats, mean over the supervised positions of the batch
     double targets; // of the update's batches so far
-    float *decoded; // logits (decode_B,V) on the host
 } Model;
 
 // model_name: the word for this configuration in RESULT lines and run directories.
@@ -1459,8 +1454,9 @@ static void params_plan(Model *m)
 static size_t partial_size(const Model *m)
 {
     const size_t N = m->B * m->T, C = m->C, F = m->F, V = m->V, in = 4 * C + m->gates;
-    const size_t sizes[][2] = {{in * C, in}, {C * C, 0}, {F * C, F}, {F * C, C}, {m->Vp * C, V}};
-    size_t most = std::max(token_scratch(N, V, C), 2 * COLUMN_SLICES * C);
+    const size_t sizes[][2] = {{in * C, in}, {C * C, 0}, {F * C, F}, {F * C, C}};
+    size_t most = std::max({token_scratch(N, V, C), 2 * COLUMN_SLICES * C,
+                            weight_scratch(m->rows, m->Vp * C, V)});
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         most = std::max(most, weight_scratch(N, sizes[i][0], sizes[i][1]));
     return most;
@@ -1477,6 +1473,7 @@ static void model_plan(Model *m, const Config *config)
     const size_t HS = m->HS = (size_t)config->head_size, hidden = (size_t)config->hidden;
     const size_t F = m->F = hidden ? hidden : 3 * C, Vp = m->Vp = (V + 31) / 32 * 32;
     const size_t gates = m->gates = (size_t)GATE_PARTS[config->transition] * C;
+    const size_t asked = m->asked = asked_each(shape), rows = m->rows = asked_rows(asked, B, T);
     const int fixed = config->transition == FIXED || config->transition == FIXED_REAL;
     const size_t P = m->P = 4 * C + (fixed ? 0 : gates), L_gates = P > 4 * C ? L : 0;
     const size_t G = (size_t)config->gn_groups, L_gn = G ? L : 0;
@@ -1509,14 +1506,15 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("mean2", float, Acts, mean2, L, B, T), DEVICE("rstd2", float, Acts, rstd2, L, B, T),
         DEVICE("last", floatX, Acts, last, B, T, C), DEVICE("mean", float, Acts, mean, B_pre, T),
         DEVICE("rstd", float, Acts, rstd, B_pre, T),
-        SPACED("logits", float, Vp, 0, Acts, logits, B, T, V),
+        SPACED(asked ? "logits, asked" : "logits", float, Vp, 0, Acts, logits, B, rows / B, V),
         DEVICE("losses", float, Acts, losses, B, T),
     };
     const DeviceTensor dacts[] = {
         DEVICE("dx", floatX, Dacts, dx, B, T, C), DEVICE("dr", floatX, Dacts, dr, B, T, C),
         DEVICE("dp", floatX, Dacts, dp, B, T, 4 * C + gates),
         DEVICE("dz", floatX, Dacts, dz, B, T, C), DEVICE("dh", floatX, Dacts, dh, B, T, F),
-        DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
+        DEVICE("dlogits", floatX, Dacts, dlogits, rows, Vp),
+        ASKED_TENSORS(asked ? B : 0, asked, T, C),
         DEVICE("chain", Word, Dacts, chain, mix_words(B, B * T, C)),
         DEVICE("work", float, Dacts, work, HS > 1 ? B : 0, C, 2 * HS, HEAD_KEPT + 1),
         DEVICE("partial", float, Dacts, partial, partial_size(m)),
@@ -1648,16 +1646,19 @@ static void block_forward(const Model *m, Acts k, Params p, Copies w, float *nex
 
 // head_forward: logits (N,V) = of x (N,C), after a norm in --wiring pre, which goes to `last`.
 static void head_forward(const Model *m, float *logits, floatX *last, float *mean, float *rstd,
-                         const float *x, size_t N)
+                         const float *x, const int *targets, size_t N, size_t rows)
 {
     const Params *p = &m->params;
-    const Gemm g = {.out = logits, .bias = p->head_b, .x = last, .y = m->copies.head_w,
-                    .type = CUDA_R_32F, .in = FLOATX_TYPE, .y_t = 1, .M = N,
+    cudaStream_t stream = m->device.stream;
+    if (p->norm_w) // else `last` is there
+        norm_forward(last, mean, rstd, x, p->norm_w, p->norm_b, N, m->C, stream);
+    // logits (rows,V), where targets (N) are; NULL: of all
+    const floatX *y = asked_gather(m->dacts.asked, last, targets, N, rows, m->C, stream);
+    const Gemm g = {.out = logits, .bias = p->head_b, .x = y, .y = m->copies.head_w,
+                    .type = CUDA_R_32F, .in = FLOATX_TYPE, .y_t = 1, .M = rows,
                     .N = p->head_b ? m->V : m->Vp, .K = m->C, .ld_out = m->Vp, .ld_x = m->C,
                     .ld_y = m->C};
-    if (p->norm_w) // else `last` is there
-        norm_forward(last, mean, rstd, x, p->norm_w, p->norm_b, N, m->C, m->device.stream);
-    gemm(&g, m->device.stream);
+    gemm(&g, stream);
 }
 
 // model_forward: fills acts, loss and the batch's predictions from its inputs and targets.
@@ -1670,9 +1671,11 @@ static void model_forward(Model *m)
     for (size_t l = 0; l < m->L; l++)
         block_forward(m, layer_acts(m, l), layer_params(m, &m->params, l), layer_copies(m, l),
                       acts.x + (l + 1) * N * C, NULL, m->B, m->T);
-    head_forward(m, acts.logits, acts.last, acts.mean, acts.rstd, acts.x + m->L * N * C, N);
+    head_forward(m, acts.logits, acts.last, acts.mean, acts.rstd, acts.x + m->L * N * C,
+                 device->targets, N, m->rows);
     crossentropy(acts.losses, device->predictions, m->dacts.dlogits, device->result, acts.logits,
-                 device->targets, device->input, N, m->V, m->Vp, device->stream);
+                 device->targets, m->dacts.asked.where, device->input, N, m->rows, m->V, m->Vp,
+                 device->stream);
 }
 
 // in_backward: of qkvg and the logits of transitions, from dp: the layer's gradients g +=, du (N,C)
@@ -1747,9 +1750,12 @@ static void model_backward(Model *m)
     const Acts acts = m->acts;
     const Dacts d = m->dacts;
     cudaStream_t stream = m->device.stream;
-    matmul_backward_weight(g.head_w, 0, g.head_b, d.partial, d.dlogits, acts.last, N, C, m->V,
-                           m->Vp, 0, stream);
-    matmul_backward_input(p.norm_w ? d.dr : d.dx, d.dlogits, m->copies.head_w, N, C, m->Vp, stream);
+    floatX *dlast = p.norm_w ? d.dr : d.dx;
+    matmul_backward_weight(g.head_w, 0, g.head_b, d.partial, d.dlogits,
+                           asked_or(d.asked, acts.last), m->rows, C, m->V, m->Vp, 0, stream);
+    matmul_backward_input(asked_or(d.asked, dlast), d.dlogits, m->copies.head_w, m->rows, C, m->Vp,
+                          stream);
+    asked_scatter(dlast, d.asked, N, C, stream);
     if (p.norm_w)
         norm_backward(d.dx, g.norm_w, g.norm_b, d.partial, d.dr, NULL, acts.mean, acts.rstd,
                       acts.x + m->L * N * C, p.norm_w, N, C, 1, stream);
@@ -1763,7 +1769,7 @@ static void model_backward(Model *m)
 // t = 0 starts anew. Overwrites dacts. The memory does not grow: there is no last position.
 static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D)
 {
-    const size_t C = m->C, V = m->V, Vp = m->Vp;
+    const size_t C = m->C;
     const Dacts d = m->dacts;
     const Decoder memory = m->decoder;
     float *mean = memory.moments, *rstd = memory.moments + m->decode_B, *x = memory.x;
@@ -1781,13 +1787,8 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
         k.S = memory.S + l * m->decode_B * C * 2 * m->HS;
         block_forward(m, k, layer_params(m, &m->params, l), layer_copies(m, l), x, k.S, D, 1);
     }
-    head_forward(m, memory.logits, d.dx, mean, rstd, x, D);
-    if (!m->decoded)
-        m->decoded = (float *)alloc_zero(m->decode_B * V, sizeof(float), "logits");
-    CUDA_CHECK(cudaMemcpy2DAsync(m->decoded, V * sizeof(float), memory.logits, Vp * sizeof(float),
-                                 V * sizeof(float), D, cudaMemcpyDeviceToHost, stream));
-    CUDA_CHECK(cudaStreamSynchronize(stream));
-    return m->decoded;
+    head_forward(m, memory.logits, d.dx, mean, rstd, x, NULL, D, D);
+    return device_logits(&m->device, memory.logits, D, m->V, m->Vp, m->decode_B);
 }
 
 // ------------------------------------------------------------------------------------------------
@@ -1846,7 +1847,7 @@ static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
     const int n = stream == STREAM_TRAIN ? t->accumulate : 1, part = (int)(number % n);
     task_batch(m->task, &c->task_options, t->seed, stream, number, &slot->batch);
     batch_check(&slot->batch, m->V);
-    m->B = slot->batch.B, m->T = slot->batch.T;
+    m->B = slot->batch.B, m->T = slot->batch.T, m->rows = asked_rows(m->asked, m->B, m->T);
     const double step = (double)(number / n), N = (double)(m->B * m->T);
     const double count = batch_targets(&slot->batch);
     m->targets = part ? m->targets + count : count;

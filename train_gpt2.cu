@@ -36,6 +36,7 @@
 #define RESIDUAL_X // see above
 #include "data/tasks.h"
 #include "util/published.h"
+#include "util/asked.cuh"
 #include "util/optimizer.cuh"
 #include "util/patches.cuh" // and with it sums, warp, cuda_training, cuda, gemm, training
 
@@ -1171,19 +1172,19 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
         batch_sums(dwpe, dout, B, T * C, stream);
 }
 
-// crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row
+// crossentropy_kernel: WARPS warps a row of logits (R,V), rows pitch apart. With 32 of them a row
 // has a block, and is still in the caches when it is read again, from the end.
 template <int WARPS>
 static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * WARP)
     crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
-                        const float *__restrict__ logits, const int *targets,
-                        const StepInput *step, size_t N, int V, int pitch)
+                        const float *__restrict__ logits, const int *targets, const int *where,
+                        const StepInput *step, size_t R, int V, int pitch)
 {
     enum { STRIDE = 4 * WARPS * WARP };
     __shared__ Peak peaks[WARP];
     const size_t row = WARPS > 1 ? blockIdx.x : row_of_warp();
     const int i = threadIdx.x % (WARPS * WARP), lane = threadIdx.x % WARP;
-    if (row >= N)
+    if (row >= R)
         return;
     const float *x = logits + row * pitch;
     Peak peak = {-INFINITY, 0, min(4 * i, V)};
@@ -1207,10 +1208,11 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
         __syncthreads();
         peak = peak_of_warp(peaks[lane]);
     }
-    const int target = targets[row];
-    if (i == 0) {
-        losses[row] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
-        predictions[row] = peak.best;
+    const int64_t at = where ? where[row] : (int64_t)row;
+    const int target = at < 0 ? IGNORE : targets[at];
+    if (i == 0 && at >= 0) {
+        losses[at] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
+        predictions[at] = peak.best;
     }
     const float unit = target == IGNORE ? 0 : (float)step->unit, factor = unit / peak.sum;
 #pragma unroll 4
@@ -1227,34 +1229,26 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
     }
 }
 
-// loss_kernel: result->loss = (after the first batch of an update: +=) the sum of losses (N) times
-// step->unit, in one block.
-static __global__ void loss_kernel(StepResult *result, const float *losses, const StepInput *step,
-                                   size_t N)
-{
-    double sum = 0;
-#pragma unroll 8
-    for (size_t n = threadIdx.x; n < N; n += blockDim.x)
-        sum += losses[n];
-    sum = block_sum(sum);
-    if (threadIdx.x == 0)
-        result->loss = (step->first ? 0 : result->loss) + sum * step->unit;
-}
-
 // crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
-// predictions (N) = argmax; dlogits (N,V) = the gradient (softmax - onehot) step->unit of the loss;
-// result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (N,V)
-// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N).
+// predictions (N) = argmax; dlogits (R,V) = the gradient (softmax - onehot) step->unit of the loss;
+// result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (R,V)
+// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N). where (R):
+// see Asked; positions without a row have loss and prediction 0; NULL: R = N, each has one.
 static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepResult *result,
-                         const float *logits, const int *targets, const StepInput *step, size_t N,
-                         size_t V, size_t pitch, cudaStream_t stream)
+                         const float *logits, const int *targets, const int *where,
+                         const StepInput *step, size_t N, size_t R, size_t V, size_t pitch,
+                         cudaStream_t stream)
 {
+    if (where) {
+        CUDA_CHECK(cudaMemsetAsync(losses, 0, N * sizeof *losses, stream));
+        CUDA_CHECK(cudaMemsetAsync(predictions, 0, N * sizeof *predictions, stream));
+    }
     if (V >= 4096)
-        LAUNCH(crossentropy_kernel<WARP>, N, WARP * WARP, 0, stream, losses, predictions, dlogits,
-               logits, targets, step, N, (int)V, (int)pitch);
+        LAUNCH(crossentropy_kernel<WARP>, R, WARP * WARP, 0, stream, losses, predictions, dlogits,
+               logits, targets, where, step, R, (int)V, (int)pitch);
     else
-        LAUNCH(crossentropy_kernel<1>, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
-               losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
+        LAUNCH(crossentropy_kernel<1>, (R + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
+               losses, predictions, dlogits, logits, targets, where, step, R, (int)V, (int)pitch);
     LAUNCH(loss_kernel, 1, 1024, 0, stream, result, losses, step, N);
 }
 
@@ -1788,6 +1782,7 @@ typedef struct {
 typedef struct {
     float *partial, *stats, *qkv_sums, *proj_sums, *fc_sums, *out_sums, *bias_sums;
     floatX *dx, *dr, *dqkv, *d_o, *dh, *dlogits;
+    Asked asked;
 } Dacts;
 
 // Decoding: what the layers remember (qkv so far, or the state), tokens read, residual stream,
@@ -1803,6 +1798,7 @@ typedef struct {
     Config config;
     const Task *task;
     size_t B, T, V, Vp, C, NH, L, decode_B, positions; // positions: that are learned
+    size_t asked, rows; // that the head reads, of a sequence and of the batch: asked.cuh
     Weights weights;      // the host's, for files
     Params params, grads; // on the device, as all below
     Device device;
@@ -1863,7 +1859,7 @@ static void params_plan(Model *m, size_t patch)
 static size_t partial_size(const Model *m, size_t patch)
 {
     const size_t N = m->B * m->T, C = m->C, V = m->V;
-    return std::max({input_scratch(N, V, C, patch), weight_scratch(N, m->Vp * C, 0),
+    return std::max({input_scratch(N, V, C, patch), weight_scratch(m->rows, m->Vp * C, 0),
                      COLUMN_SLICES * 2 * C});
 }
 
@@ -1882,6 +1878,7 @@ static void model_plan(Model *m, const Config *config)
     const size_t patch = m->device.D = task_patch(m->task, &config->task_options);
     const size_t positions = m->positions = task_longest(shape), N = B * T;
     const size_t L_gpt2 = config->model == GPT2 ? L : 0, B_gpt2 = config->model == GPT2 ? B : 0;
+    const size_t asked = m->asked = asked_each(shape), rows = m->rows = asked_rows(asked, B, T);
     const DeviceTensor copies[] = {
         DEVICE("qkv_w", floatX, Copies, qkv_w, L, 3 * C, C),
         DEVICE("qkv_b", floatX, Copies, qkv_b, L_gpt2, 3 * C),
@@ -1908,7 +1905,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("h", floatX, Acts, h, L, B, T, 4 * C), DEVICE("g", floatX, Acts, g, L, B, T, 4 * C),
         DEVICE("y", floatX, Acts, y, B, T, C), DEVICE("mean_y", float, Acts, mean_y, B_gpt2, T),
         DEVICE("rstd_y", float, Acts, rstd_y, B, T),
-        {ACTIVATION("logits", Acts, logits, B, T, V), sizeof(float), Vp, 0},
+        SPACED(asked ? "logits, asked" : "logits", float, Vp, 0, Acts, logits, B, rows / B, V),
         DEVICE("losses", float, Acts, losses, B, T),
         DEVICE("patches", float, Acts, patches, patch ? B : 0, T, patch),
         DEVICE("rounded_patches", floatX, Acts, rounded, patch ? B : 0, T, patch),
@@ -1917,7 +1914,8 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("dx", floatX, Dacts, dx, B, T, C), DEVICE("dr", floatX, Dacts, dr, B, T, C),
         DEVICE("dqkv", floatX, Dacts, dqkv, B, T, 3 * C),
         DEVICE("do", floatX, Dacts, d_o, B, T, C), DEVICE("dh", floatX, Dacts, dh, B, T, 4 * C),
-        DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
+        DEVICE("dlogits", floatX, Dacts, dlogits, rows, Vp),
+        ASKED_TENSORS(asked ? B : 0, asked, T, C),
         DEVICE("stats", float, Dacts, stats, B, NH, T, 2),
         DEVICE("partial", float, Dacts, partial, partial_size(m, patch)),
         DEVICE("qkv_sums", float, Dacts, qkv_sums, weight_scratch(N, 3 * C * C, 3 * C)),
@@ -2036,9 +2034,11 @@ static void model_forward(Model *m)
     }
     norm_forward(acts.y, acts.mean_y, acts.rstd_y, acts.x + L * N * C, all.lnf_w, all.lnf_b, N, C,
                  stream);
-    matmul_residual<float>(acts.logits, NULL, acts.y, m->copies.head_w, NULL, N, C, m->Vp, stream);
+    const Asked asked = m->dacts.asked;
+    const floatX *y = asked_gather(asked, acts.y, device->targets, N, m->rows, C, stream);
+    matmul_residual<float>(acts.logits, NULL, y, m->copies.head_w, NULL, m->rows, C, m->Vp, stream);
     crossentropy(acts.losses, device->predictions, m->dacts.dlogits, device->result, acts.logits,
-                 device->targets, device->input, N, m->V, m->Vp, stream);
+                 device->targets, asked.where, device->input, N, m->rows, m->V, m->Vp, stream);
 }
 
 // model_backward: grads += the gradient of loss, for the batch model_forward has just seen.
@@ -2051,8 +2051,10 @@ static void model_backward(Model *m)
     const Dacts d = m->dacts;
     cudaStream_t stream = m->device.stream;
     matmul_backward_weight(sums.head_w ? sums.head_w : sums.wte, 0, NULL, d.partial, d.dlogits,
-                           acts.y, N, C, m->V, m->Vp, 0, stream);
-    matmul_backward_input(d.dr, d.dlogits, m->copies.head_w, N, C, m->Vp, stream);
+                           asked_or(d.asked, acts.y), m->rows, C, m->V, m->Vp, 0, stream);
+    matmul_backward_input(asked_or(d.asked, d.dr), d.dlogits, m->copies.head_w, m->rows, C, m->Vp,
+                          stream);
+    asked_scatter(d.dr, d.asked, N, C, stream);
     norm_backward(d.dx, sums.lnf_w, sums.lnf_b, d.partial, d.dr, acts.y, acts.mean_y, acts.rstd_y,
                   acts.x + L * N * C, all.lnf_w, N, C, 1, stream);
     for (size_t l = L; l-- > 0;) {
@@ -2194,7 +2196,7 @@ static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
     const int n = stream == STREAM_TRAIN ? t->accumulate : 1, part = (int)(number % n);
     task_batch(m->task, &c->task_options, t->seed, stream, number, &slot->batch);
     batch_check(&slot->batch, m->V);
-    m->B = slot->batch.B, m->T = slot->batch.T;
+    m->B = slot->batch.B, m->T = slot->batch.T, m->rows = asked_rows(m->asked, m->B, m->T);
     const double step = (double)(number / n), N = (double)(m->B * m->T);
     const double count = batch_targets(&slot->batch);
     m->targets = part ? m->targets + count : count;

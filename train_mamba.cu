@@ -43,6 +43,7 @@
 // Differences from the papers: those of train_mamba.c.
 
 #include "data/tasks.h"
+#include "util/asked.cuh"
 #include "util/optimizer.cuh" // and with it warp, cuda_training, cuda, gemm, training, ...
 #include "util/sums.cuh"
 #pragma nv_diag_suppress 177 // [layers] has more than this model needs
@@ -1168,19 +1169,19 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
         batch_sums(dwpe, dout, B, T * C, stream);
 }
 
-// crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row
+// crossentropy_kernel: WARPS warps a row of logits (R,V), rows pitch apart. With 32 of them a row
 // has a block, and is still in the caches when it is read again, from the end.
 template <int WARPS>
 static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * WARP)
     crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
-                        const float *__restrict__ logits, const int *targets,
-                        const StepInput *step, size_t N, int V, int pitch)
+                        const float *__restrict__ logits, const int *targets, const int *where,
+                        const StepInput *step, size_t R, int V, int pitch)
 {
     enum { STRIDE = 4 * WARPS * WARP };
     __shared__ Peak peaks[WARP];
     const size_t row = WARPS > 1 ? blockIdx.x : row_of_warp();
     const int i = threadIdx.x % (WARPS * WARP), lane = threadIdx.x % WARP;
-    if (row >= N)
+    if (row >= R)
         return;
     const float *x = logits + row * pitch;
     Peak peak = {-INFINITY, 0, min(4 * i, V)};
@@ -1204,10 +1205,11 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
         __syncthreads();
         peak = peak_of_warp(peaks[lane]);
     }
-    const int target = targets[row];
-    if (i == 0) {
-        losses[row] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
-        predictions[row] = peak.best;
+    const int64_t at = where ? where[row] : (int64_t)row;
+    const int target = at < 0 ? IGNORE : targets[at];
+    if (i == 0 && at >= 0) {
+        losses[at] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
+        predictions[at] = peak.best;
     }
     const float unit = target == IGNORE ? 0 : (float)step->unit, factor = unit / peak.sum;
 #pragma unroll 4
@@ -1224,34 +1226,26 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
     }
 }
 
-// loss_kernel: result->loss = (after the first batch of an update: +=) the sum of losses (N) times
-// step->unit, in one block.
-static __global__ void loss_kernel(StepResult *result, const float *losses, const StepInput *step,
-                                   size_t N)
-{
-    double sum = 0;
-#pragma unroll 8
-    for (size_t n = threadIdx.x; n < N; n += blockDim.x)
-        sum += losses[n];
-    sum = block_sum(sum);
-    if (threadIdx.x == 0)
-        result->loss = (step->first ? 0 : result->loss) + sum * step->unit;
-}
-
 // crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
-// predictions (N) = argmax; dlogits (N,V) = the gradient (softmax - onehot) step->unit of the loss;
-// result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (N,V)
-// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N).
+// predictions (N) = argmax; dlogits (R,V) = the gradient (softmax - onehot) step->unit of the loss;
+// result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (R,V)
+// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N). where (R):
+// see Asked; positions without a row have loss and prediction 0; NULL: R = N, each has one.
 static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepResult *result,
-                         const float *logits, const int *targets, const StepInput *step, size_t N,
-                         size_t V, size_t pitch, cudaStream_t stream)
+                         const float *logits, const int *targets, const int *where,
+                         const StepInput *step, size_t N, size_t R, size_t V, size_t pitch,
+                         cudaStream_t stream)
 {
+    if (where) {
+        CUDA_CHECK(cudaMemsetAsync(losses, 0, N * sizeof *losses, stream));
+        CUDA_CHECK(cudaMemsetAsync(predictions, 0, N * sizeof *predictions, stream));
+    }
     if (V >= 4096)
-        LAUNCH(crossentropy_kernel<WARP>, N, WARP * WARP, 0, stream, losses, predictions, dlogits,
-               logits, targets, step, N, (int)V, (int)pitch);
+        LAUNCH(crossentropy_kernel<WARP>, R, WARP * WARP, 0, stream, losses, predictions, dlogits,
+               logits, targets, where, step, R, (int)V, (int)pitch);
     else
-        LAUNCH(crossentropy_kernel<1>, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
-               losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
+        LAUNCH(crossentropy_kernel<1>, (R + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
+               losses, predictions, dlogits, logits, targets, where, step, R, (int)V, (int)pitch);
     LAUNCH(loss_kernel, 1, 1024, 0, stream, result, losses, step, N);
 }
 
@@ -1286,6 +1280,7 @@ typedef struct {
     float *partial;
     ScanWork work;
     floatX *dx, *dr, *dxz, *du, *dp, *draw, *dg, *dlogits;
+    Asked asked;
 } Dacts;
 
 // Decoding: state of the scan, last inputs of the convolution; tokens read, residual stream,
@@ -1300,6 +1295,7 @@ typedef struct {
     Config config;
     const Task *task;
     size_t B, T, V, Vp, C, H, S, R, P, W, L, decode_B; // P: from a token's rank to the next's
+    size_t asked, rows; // that the head reads, of a sequence and of the batch: asked.cuh
     int range;                                         // 1, 2: a = range E - (range - 1)
     Weights weights;                                   // the host's, for files
     Params params, grads; // on the device, as all below
@@ -1350,9 +1346,9 @@ static void params_plan(Model *m)
 static size_t partial_size(const Model *m)
 {
     const size_t N = m->B * m->T, C = m->C, H = m->H, R = m->R, P = R + 2 * m->S;
-    const size_t sizes[] = {2 * H * C, P * H, H * R, C * H, m->Vp * C};
-    size_t most = std::max(token_scratch(N, m->V, C), COLUMN_SLICES * C);
-    most = std::max(most, CONV_SLICES * H * (m->W + 1));
+    const size_t sizes[] = {2 * H * C, P * H, H * R, C * H};
+    size_t most = std::max({token_scratch(N, m->V, C), COLUMN_SLICES * C,
+                            CONV_SLICES * H * (m->W + 1), weight_scratch(m->rows, m->Vp * C, 0)});
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         most = std::max(most, weight_scratch(N, sizes[i], 0));
     return most;
@@ -1372,6 +1368,7 @@ static void model_plan(Model *m, const Config *config)
     const size_t P = m->P = (R + 2 * S + 7) / 8 * 8, Vp = m->Vp = (V + 31) / 32 * 32;
     const size_t D = m->decode_B = B < 32 ? B : 32, L_window = W > 1 ? L : 0;
     const size_t groups = (H + CHANNELS - 1) / CHANNELS, chunks = scan_chunks(B, B * T);
+    const size_t asked = m->asked = asked_each(shape), rows = m->rows = asked_rows(asked, B, T);
     m->range = 1 + config->eigenvalues;
     const DeviceTensor copies[] = {
         DEVICE("in_w", floatX, Copies, in_w, L, 2 * H, C),
@@ -1390,7 +1387,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("states", float, Acts, states, L, scan_states(B, B * T, H, S)),
         DEVICE("h", float, Acts, h, L, B, S, H), DEVICE("g", floatX, Acts, g, L, B, T, H),
         DEVICE("last", floatX, Acts, last, B, T, C),
-        SPACED("logits", float, Vp, 0, Acts, logits, B, T, V),
+        SPACED(asked ? "logits, asked" : "logits", float, Vp, 0, Acts, logits, B, rows / B, V),
         DEVICE("losses", float, Acts, losses, B, T),
     };
     const DeviceTensor dacts[] = {
@@ -1398,7 +1395,8 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("dxz", floatX, Dacts, dxz, B, T, 2 * H), DEVICE("du", floatX, Dacts, du, B, T, H),
         DEVICE("dp", floatX, Dacts, dp, B, T, P), DEVICE("draw", floatX, Dacts, draw, B, T, H),
         DEVICE("dg", floatX, Dacts, dg, B, T, H),
-        DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
+        DEVICE("dlogits", floatX, Dacts, dlogits, rows, Vp),
+        ASKED_TENSORS(asked ? B : 0, asked, T, C),
         DEVICE("dbc", float, Dacts, work.dbc, groups, B, T, 2 * STATES),
         DEVICE("drates", float, Dacts, work.drates, chunks, H * S + 2 * H),
         DEVICE("carry", float, Dacts, work.carry, chunks, 2, H, STATES),
@@ -1491,13 +1489,16 @@ static void block_forward(const Model *m, Acts k, Params p, Copies w, float *nex
     matmul_residual<float>(next, k.x, k.g, w.out_w, NULL, N, H, C, stream);
 }
 
-// head_forward: logits (N,V) = of x (N,C), by way of `last`, x in floatX.
-static void head_forward(const Model *m, float *logits, floatX *last, const float *x, size_t N)
+// head_forward: logits (rows,V) = of x (N,C), by way of `last`, x in floatX; of its rows with
+// targets (N), NULL: of all, see asked_gather.
+static void head_forward(const Model *m, float *logits, floatX *last, const float *x,
+                         const int *targets, size_t N, size_t rows)
 {
     const size_t n = N * m->C;
     LAUNCH(round_kernel, (n + CONV_THREADS - 1) / CONV_THREADS, CONV_THREADS, 0, m->device.stream,
            last, x, n);
-    matmul_residual<float>(logits, NULL, last, m->copies.head_w, NULL, N, m->C, m->Vp,
+    const floatX *y = asked_gather(m->dacts.asked, last, targets, N, rows, m->C, m->device.stream);
+    matmul_residual<float>(logits, NULL, y, m->copies.head_w, NULL, rows, m->C, m->Vp,
                            m->device.stream);
 }
 
@@ -1511,9 +1512,10 @@ static void model_forward(Model *m)
     for (size_t l = 0; l < m->L; l++)
         block_forward(m, layer_acts(m, l), layer_params(m, &m->params, l), layer_copies(m, l),
                       acts.x + (l + 1) * N * C, NULL, NULL, m->B, m->T);
-    head_forward(m, acts.logits, acts.last, acts.x + m->L * N * C, N);
+    head_forward(m, acts.logits, acts.last, acts.x + m->L * N * C, device->targets, N, m->rows);
     crossentropy(acts.losses, device->predictions, m->dacts.dlogits, device->result, acts.logits,
-                 device->targets, device->input, N, m->V, m->Vp, device->stream);
+                 device->targets, m->dacts.asked.where, device->input, N, m->rows, m->V, m->Vp,
+                 device->stream);
 }
 
 // block_backward: dx (B,T,C), the gradient of what block_forward gives, becomes that of k.x; the
@@ -1546,9 +1548,11 @@ static void model_backward(Model *m)
     const Params p = m->params, g = m->grads;
     const Dacts d = m->dacts;
     cudaStream_t stream = m->device.stream;
-    matmul_backward_weight(g.head_w, 0, NULL, d.partial, d.dlogits, m->acts.last, N, C, m->V,
-                           m->Vp, 0, stream);
-    matmul_backward_input(d.dx, d.dlogits, m->copies.head_w, N, C, m->Vp, stream);
+    matmul_backward_weight(g.head_w, 0, NULL, d.partial, d.dlogits,
+                           asked_or(d.asked, m->acts.last), m->rows, C, m->V, m->Vp, 0, stream);
+    matmul_backward_input(asked_or(d.asked, d.dx), d.dlogits, m->copies.head_w, m->rows, C, m->Vp,
+                          stream);
+    asked_scatter(d.dx, d.asked, N, C, stream);
     for (size_t l = m->L; l-- > 0;)
         block_backward(m, layer_acts(m, l), layer_params(m, &p, l), layer_params(m, &g, l),
                        layer_copies(m, l), d.dx);
@@ -1577,7 +1581,7 @@ static const float *model_decode(Model *m, const int *tokens, size_t t, size_t D
         block_forward(m, k, layer_params(m, &m->params, l), layer_copies(m, l), x, k.h, window, D,
                       1);
     }
-    head_forward(m, memory.logits, d.dx, x, D);
+    head_forward(m, memory.logits, d.dx, x, NULL, D, D);
     return device_logits(&m->device, memory.logits, D, m->V, m->Vp, m->decode_B);
 }
 
@@ -1637,7 +1641,7 @@ static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
     const int n = stream == STREAM_TRAIN ? t->accumulate : 1, part = (int)(number % n);
     task_batch(m->task, &c->task_options, t->seed, stream, number, &slot->batch);
     batch_check(&slot->batch, m->V);
-    m->B = slot->batch.B, m->T = slot->batch.T;
+    m->B = slot->batch.B, m->T = slot->batch.T, m->rows = asked_rows(m->asked, m->B, m->T);
     const double step = (double)(number / n), N = (double)(m->B * m->T);
     const double count = batch_targets(&slot->batch);
     m->targets = part ? m->targets + count : count;

@@ -43,6 +43,7 @@
 // Differences from the papers: those of train_metala.c.
 
 #include "data/tasks.h"
+#include "util/asked.cuh"
 #include "util/chunk.cuh"
 #include "util/optimizer.cuh"
 #include "util/sums.cuh" // and with it warp, cuda_training, cuda, gemm, training
@@ -1602,19 +1603,19 @@ static void embed_backward(float *dwte, float *dwpe, float *partial, const float
         batch_sums(dwpe, dout, B, T * C, stream);
 }
 
-// crossentropy_kernel: WARPS warps a row of logits (N,V), rows pitch apart. With 32 of them a row
+// crossentropy_kernel: WARPS warps a row of logits (R,V), rows pitch apart. With 32 of them a row
 // has a block, and is still in the caches when it is read again, from the end.
 template <int WARPS>
 static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * WARP)
     crossentropy_kernel(float *losses, int *predictions, floatX *dlogits,
-                        const float *__restrict__ logits, const int *targets,
-                        const StepInput *step, size_t N, int V, int pitch)
+                        const float *__restrict__ logits, const int *targets, const int *where,
+                        const StepInput *step, size_t R, int V, int pitch)
 {
     enum { STRIDE = 4 * WARPS * WARP };
     __shared__ Peak peaks[WARP];
     const size_t row = WARPS > 1 ? blockIdx.x : row_of_warp();
     const int i = threadIdx.x % (WARPS * WARP), lane = threadIdx.x % WARP;
-    if (row >= N)
+    if (row >= R)
         return;
     const float *x = logits + row * pitch;
     Peak peak = {-INFINITY, 0, min(4 * i, V)};
@@ -1638,10 +1639,11 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
         __syncthreads();
         peak = peak_of_warp(peaks[lane]);
     }
-    const int target = targets[row];
-    if (i == 0) {
-        losses[row] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
-        predictions[row] = peak.best;
+    const int64_t at = where ? where[row] : (int64_t)row;
+    const int target = at < 0 ? IGNORE : targets[at];
+    if (i == 0 && at >= 0) {
+        losses[at] = target == IGNORE ? 0 : logf(peak.sum) + peak.top - x[target];
+        predictions[at] = peak.best;
     }
     const float unit = target == IGNORE ? 0 : (float)step->unit, factor = unit / peak.sum;
 #pragma unroll 4
@@ -1658,34 +1660,26 @@ static __global__ void __launch_bounds__(WARPS > 1 ? WARPS * WARP : ROW_WARPS * 
     }
 }
 
-// loss_kernel: result->loss = (after the first batch of an update: +=) the sum of losses (N) times
-// step->unit, in one block.
-static __global__ void loss_kernel(StepResult *result, const float *losses, const StepInput *step,
-                                   size_t N)
-{
-    double sum = 0;
-#pragma unroll 8
-    for (size_t n = threadIdx.x; n < N; n += blockDim.x)
-        sum += losses[n];
-    sum = block_sum(sum);
-    if (threadIdx.x == 0)
-        result->loss = (step->first ? 0 : result->loss) + sum * step->unit;
-}
-
 // crossentropy: losses (N) = -log softmax(logits)[target] in nats, 0 where the target is IGNORE;
-// predictions (N) = argmax; dlogits (N,V) = the gradient (softmax - onehot) step->unit of the loss;
-// result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (N,V)
-// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N).
+// predictions (N) = argmax; dlogits (R,V) = the gradient (softmax - onehot) step->unit of the loss;
+// result->loss: see loss_kernel; unit = 1 / targets that count makes it their mean. logits (R,V)
+// and dlogits: rows `pitch` apart, a multiple of 4, dlogits 0 between them. targets (N). where (R):
+// see Asked; positions without a row have loss and prediction 0; NULL: R = N, each has one.
 static void crossentropy(float *losses, int *predictions, floatX *dlogits, StepResult *result,
-                         const float *logits, const int *targets, const StepInput *step, size_t N,
-                         size_t V, size_t pitch, cudaStream_t stream)
+                         const float *logits, const int *targets, const int *where,
+                         const StepInput *step, size_t N, size_t R, size_t V, size_t pitch,
+                         cudaStream_t stream)
 {
+    if (where) {
+        CUDA_CHECK(cudaMemsetAsync(losses, 0, N * sizeof *losses, stream));
+        CUDA_CHECK(cudaMemsetAsync(predictions, 0, N * sizeof *predictions, stream));
+    }
     if (V >= 4096)
-        LAUNCH(crossentropy_kernel<WARP>, N, WARP * WARP, 0, stream, losses, predictions, dlogits,
-               logits, targets, step, N, (int)V, (int)pitch);
+        LAUNCH(crossentropy_kernel<WARP>, R, WARP * WARP, 0, stream, losses, predictions, dlogits,
+               logits, targets, where, step, R, (int)V, (int)pitch);
     else
-        LAUNCH(crossentropy_kernel<1>, (N + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
-               losses, predictions, dlogits, logits, targets, step, N, (int)V, (int)pitch);
+        LAUNCH(crossentropy_kernel<1>, (R + ROW_WARPS - 1) / ROW_WARPS, ROW_WARPS * WARP, 0, stream,
+               losses, predictions, dlogits, logits, targets, where, step, R, (int)V, (int)pitch);
     LAUNCH(loss_kernel, 1, 1024, 0, stream, result, losses, step, N);
 }
 
@@ -1722,6 +1716,7 @@ typedef struct {
 typedef struct {
     float *partial, *dg, *da;
     floatX *dx, *dr, *dxc, *drow, *dlow, *dz, *dstates, *d_o, *dc, *dgu, *dh, *dlogits;
+    Asked asked;
 } Dacts;
 
 // Decoding: what the layers remember, S of every head and the last inputs of the convolution;
@@ -1736,6 +1731,7 @@ typedef struct {
     Config config;
     const Task *task;
     size_t B, T, V, Vp, C, NH, DK, DV, K, P, H, W, L, decode_B; // K = NH DK, P: of row
+    size_t asked, rows; // that the head reads, of a sequence and of the batch: asked.cuh
     float tau, scale;     // of the gates; of what is read
     Weights weights;      // the host's, for files
     Params params, grads; // on the device, as all below
@@ -1786,9 +1782,9 @@ static void params_plan(Model *m)
 static size_t partial_size(const Model *m)
 {
     const size_t N = m->B * m->T, C = m->C, K = m->K, H = m->H;
-    const size_t sizes[] = {(K + C) * C, C * C, K * C, RANK * C, K * RANK, 2 * H * C, m->Vp * C};
-    size_t most = std::max(token_scratch(N, m->V, C), COLUMN_SLICES * K);
-    most = std::max(most, CONV_SLICES * C * m->W);
+    const size_t sizes[] = {(K + C) * C, C * C, K * C, RANK * C, K * RANK, 2 * H * C};
+    size_t most = std::max({token_scratch(N, m->V, C), COLUMN_SLICES * K, CONV_SLICES * C * m->W,
+                            weight_scratch(m->rows, m->Vp * C, 0)});
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         most = std::max(most, weight_scratch(N, sizes[i], std::max(K, C)));
     return most;
@@ -1813,6 +1809,7 @@ static void model_plan(Model *m, const Config *config)
     const size_t eval_B = std::min(B, B * T / shape.eval_T); // its chunks may be more
     const size_t chunks = NH * std::max(B * ((T + CS - 1) / CS),
                                         eval_B * ((shape.eval_T + CS - 1) / CS));
+    const size_t asked = m->asked = asked_each(shape), rows = m->rows = asked_rows(asked, B, T);
     m->tau = (float)config->tau, m->scale = config->scale ? (float)(1 / sqrt((double)DK)) : 1;
     const DeviceTensor copies[] = {
         DEVICE("in_w", floatX, Copies, in_w, L, 2 * K + 2 * C, C),
@@ -1841,7 +1838,7 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("rstd2", float, Acts, rstd2, L, B, T),
         DEVICE("gu", floatX, Acts, gu, L, B, T, 2 * H), DEVICE("h", floatX, Acts, h, L, B, T, H),
         DEVICE("y", floatX, Acts, y, B, T, C), DEVICE("rstd", float, Acts, rstd, B, T),
-        SPACED("logits", float, Vp, 0, Acts, logits, B, T, V),
+        SPACED(asked ? "logits, asked" : "logits", float, Vp, 0, Acts, logits, B, rows / B, V),
         DEVICE("losses", float, Acts, losses, B, T),
     };
     const DeviceTensor dacts[] = {
@@ -1852,7 +1849,8 @@ static void model_plan(Model *m, const Config *config)
         DEVICE("da", float, Dacts, da, B, T, 2 * NH), DEVICE("do", floatX, Dacts, d_o, B, T, C),
         DEVICE("dc", floatX, Dacts, dc, B, T, C), DEVICE("dgu", floatX, Dacts, dgu, B, T, 2 * H),
         DEVICE("dh", floatX, Dacts, dh, B, T, H),
-        DEVICE("dlogits", floatX, Dacts, dlogits, B, T, Vp),
+        DEVICE("dlogits", floatX, Dacts, dlogits, rows, Vp),
+        ASKED_TENSORS(asked ? B : 0, asked, T, C),
         DEVICE("dstates", floatX, Dacts, dstates, by_chunk ? chunks : 0, size),
         DEVICE("partial", float, Dacts, partial, partial_size(m)),
     };
@@ -1984,7 +1982,7 @@ static void block_forward(const Model *m, Acts k, Params p, Copies w, float *nex
 // model_forward: fills acts, loss and the batch's predictions from its inputs and targets.
 static void model_forward(Model *m)
 {
-    const size_t B = m->B, T = m->T, C = m->C, N = B * T;
+    const size_t B = m->B, T = m->T, C = m->C, rows = m->rows, N = B * T;
     const Acts acts = m->acts;
     const Device *device = &m->device;
     cudaStream_t stream = device->stream;
@@ -1993,9 +1991,11 @@ static void model_forward(Model *m)
         block_forward(m, layer_acts(m, l), layer_params(m, &m->params, l), layer_copies(m, l),
                       acts.x + (l + 1) * N * C, NULL, NULL, B, T, m->config.form);
     normalize_forward(acts.y, acts.rstd, acts.x + m->L * N * C, N, C, stream);
-    matmul_residual<float>(acts.logits, NULL, acts.y, m->copies.head_w, NULL, N, C, m->Vp, stream);
+    const Asked asked = m->dacts.asked;
+    const floatX *y = asked_gather(asked, acts.y, device->targets, N, rows, C, stream);
+    matmul_residual<float>(acts.logits, NULL, y, m->copies.head_w, NULL, rows, C, m->Vp, stream);
     crossentropy(acts.losses, device->predictions, m->dacts.dlogits, device->result, acts.logits,
-                 device->targets, device->input, N, m->V, m->Vp, stream);
+                 device->targets, asked.where, device->input, N, rows, m->V, m->Vp, stream);
 }
 
 // block_backward: dx (B,T,C), the gradient of what block_forward gives, becomes that of k.x; the
@@ -2043,9 +2043,11 @@ static void model_backward(Model *m)
     const size_t N = m->B * m->T, C = m->C;
     const Dacts d = m->dacts;
     cudaStream_t stream = m->device.stream;
-    matmul_backward_weight(m->grads.head_w, 0, NULL, d.partial, d.dlogits, m->acts.y, N, C, m->V,
-                           m->Vp, 0, stream);
-    matmul_backward_input(d.dr, d.dlogits, m->copies.head_w, N, C, m->Vp, stream);
+    matmul_backward_weight(m->grads.head_w, 0, NULL, d.partial, d.dlogits,
+                           asked_or(d.asked, m->acts.y), m->rows, C, m->V, m->Vp, 0, stream);
+    matmul_backward_input(asked_or(d.asked, d.dr), d.dlogits, m->copies.head_w, m->rows, C, m->Vp,
+                          stream);
+    asked_scatter(d.dr, d.asked, N, C, stream);
     normalize_backward(d.dx, d.dr, C, m->acts.y, m->acts.rstd, N, C, 1, stream);
     for (size_t l = m->L; l-- > 0;)
         block_backward(m, layer_acts(m, l), layer_params(m, &m->params, l),
@@ -2137,7 +2139,7 @@ static void load_batch(Model *m, Slot *slot, uint64_t stream, long number)
     const int n = stream == STREAM_TRAIN ? t->accumulate : 1, part = (int)(number % n);
     task_batch(m->task, &c->task_options, t->seed, stream, number, &slot->batch);
     batch_check(&slot->batch, m->V);
-    m->B = slot->batch.B, m->T = slot->batch.T;
+    m->B = slot->batch.B, m->T = slot->batch.T, m->rows = asked_rows(m->asked, m->B, m->T);
     const double step = (double)(number / n), N = (double)(m->B * m->T);
     const double count = batch_targets(&slot->batch);
     m->targets = part ? m->targets + count : count;

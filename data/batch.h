@@ -109,7 +109,8 @@ static inline void image_sequence(const Images *im, uint64_t seed, uint64_t stre
 
 // task_batch: fill inputs and targets with sequences number * B to number * B + B - 1 of the family
 // `stream` (STREAM_TRAIN or STREAM_EVAL) under `seed`; B and T change with the family where it has
-// a length of its own. The result does not depend on the threads.
+// a length of its own. The result does not depend on the threads. Dies if a sequence has more
+// targets than the task's shape says: who counts on that would leave the others out.
 static inline void task_batch(const Task *task, const TaskOptions *options, uint64_t seed,
                               uint64_t stream, long number, Batch *batch)
 {
@@ -124,7 +125,8 @@ static inline void task_batch(const Task *task, const TaskOptions *options, uint
         batch->patches = (float *)alloc_zero(size_mul(B, T * D, "batch"), sizeof(float), "batch");
     if (task->fill ? !task->symbols && !options->text.train.n && !options->text.val.n : !D)
         die(EXIT_FAIL, "--task %s: a batch is asked for before task_open", task->name);
-#pragma omp parallel for
+    size_t most = 0;
+#pragma omp parallel for reduction(max : most)
     for (size_t b = 0; b < B; b++) {
         const uint64_t own = stream + (uint64_t)number * B + b;
         int *inputs = batch->inputs + b * T, *targets = batch->targets + b * T;
@@ -133,7 +135,14 @@ static inline void task_batch(const Task *task, const TaskOptions *options, uint
                            targets);
         else
             task->fill(options, seed, own, inputs, targets);
+        size_t asked = 0;
+        for (size_t t = 0; t < T && shape.asked; t++)
+            asked += targets[t] != IGNORE;
+        most = asked > most ? asked : most;
     }
+    if (most > shape.asked)
+        die(EXIT_FAIL, "--task %s: internal error: a sequence has %zu targets, its shape says at "
+            "most %zu", task->name, most, shape.asked);
 }
 
 // task_score: mean score of the first B predicted sequences.

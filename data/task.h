@@ -35,6 +35,7 @@ typedef struct {
     const char *size_name; // what RESULT calls the size of the task, and the size
     int size;
     size_t eval_T; // tokens in a sequence of the evaluation
+    size_t asked;  // the most targets that a sequence has, of either; 0: up to all
 } TaskShape;
 
 typedef struct {

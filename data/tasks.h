@@ -26,7 +26,7 @@ static inline TaskShape copying_shape(const TaskOptions *options)
 {
     size_t S = (size_t)options->string_size, T = 2 * (S + 1);
     TaskShape shape = {T, COPY_VOCAB, S + 2, COPYING_CAUSAL, "string_size", options->string_size,
-                       T};
+                       T, 0};
     return shape;
 }
 
@@ -71,7 +71,8 @@ static inline double copying_score(const int *targets, const int *predictions, s
 static inline TaskShape text_shape(const TaskOptions *options)
 {
     const size_t T = (size_t)options->text.context;
-    TaskShape shape = {T, text_V(options->text.vocab), T, 1, "context", options->text.context, T};
+    TaskShape shape = {T, text_V(options->text.vocab), T, 1, "context", options->text.context, T,
+                       0};
     return shape;
 }
 
@@ -93,7 +94,7 @@ static inline void text_sequence(const TaskOptions *options, uint64_t seed, uint
 static inline TaskShape images_shape(const TaskOptions *options)
 {
     const size_t P = images_P(&options->images), T = P + 1;
-    TaskShape shape = {T, options->images.classes, T, 0, "patches", (int)P, T};
+    TaskShape shape = {T, options->images.classes, T, 0, "patches", (int)P, T, 0};
     return shape;
 }
 

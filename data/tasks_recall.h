@@ -68,10 +68,12 @@ static inline int pairs_of(const TaskOptions *o)
     return o->pairs ? o->pairs : 4;
 }
 
-// mqar_shape: T = --max-length, or 64; V = 8192.
+// mqar_shape: T = --max-length, or 64; V = 8192; as many are asked for as there are pairs.
 static inline TaskShape mqar_shape(const TaskOptions *o)
 {
-    return own_shape(o, 8192, 64, 0, 0);
+    TaskShape shape = own_shape(o, 8192, 64, 0, 0);
+    shape.asked = (size_t)pairs_of(o);
+    return shape;
 }
 
 // mqar_fill: inputs (T) = key, value of n pairs, then filler 0, in which every key comes once more,
@@ -358,7 +360,7 @@ static inline TaskShape needle_shape(const TaskOptions *o)
 {
     const Range train = needle_range(o, 0), eval = needle_range(o, 1);
     TaskShape shape = {(size_t)train.high, NEEDLE_VOCAB, (size_t)train.high + (size_t)eval.high, 0,
-                       "max_length", train.high, (size_t)eval.high};
+                       "max_length", train.high, (size_t)eval.high, 1};
     return shape;
 }
 

@@ -60,7 +60,7 @@ static inline TaskShape answer_shape(const TaskOptions *o, size_t V, int least)
     const int eval = state_range(o, STATE_ANSWER, 1).high;
     const size_t T = (size_t)(train > least ? train : least) - 1;
     const size_t eval_T = (size_t)(eval > least ? eval : least) - 1;
-    TaskShape shape = {T, V, T + eval_T, 0, "max_length", train, eval_T};
+    TaskShape shape = {T, V, T + eval_T, 0, "max_length", train, eval_T, 0};
     return shape;
 }
 
@@ -241,7 +241,7 @@ static inline TaskShape word_shape(const TaskOptions *o, int order)
     const Range train = state_range(o, STATE_WORD, 0), eval = state_range(o, STATE_WORD, 1);
     const size_t T = (size_t)train.high + 1, eval_T = (size_t)eval.high + 1;
     TaskShape shape = {T, (size_t)(order + (o->tokens_per_element > 1) + WORD_SPECIALS), T + eval_T,
-                       0, "max_length", train.high, eval_T};
+                       0, "max_length", train.high, eval_T, 0};
     return shape;
 }
 
@@ -315,7 +315,7 @@ static inline TaskShape stream_shape(const TaskOptions *o, size_t V, int length)
     const int train = o->max_length ? o->max_length : length;
     const int eval = o->eval_max_length ? o->eval_max_length : train;
     TaskShape shape = {(size_t)train, V, (size_t)(train + eval), 0, "max_length", train,
-                       (size_t)eval};
+                       (size_t)eval, 0};
     return shape;
 }
 

@@ -288,7 +288,7 @@ END
     case $model in
     deltanet) programs=(test_delta) ;;
     gateloop) programs=(gateloop_fused) ;;
-    mamba) programs=(selective_scan) ;;
+    mamba) programs=(selective_scan test_asked) ;;
     metala) programs=(test_gla gla_forward gla_backward) ;;
     esac
     for program in "${programs[@]}"; do # side by side: six of them one by one take four minutes
@@ -299,7 +299,10 @@ END
     case $model in
     deltanet) checks test_delta "the delta rule from state to state" ;;
     gateloop) checks gateloop_fused "the layer from state to state" ;;
-    mamba) checks selective_scan "the scan from state to state" ;;
+    mamba)
+        checks selective_scan "the scan from state to state"
+        checks test_asked "rows that are asked of"
+        ;;
     metala)
         checks test_gla "the recurrence from state to state"
         checks gla_forward "gated attention, all kernels"
@@ -814,6 +817,20 @@ fails "B = 10^6" 4 "needs .* GiB, .* GiB are free" $bf16 --batch-size 1000000 --
 CUDA_VISIBLE_DEVICES="" fails "no visible GPU" 4 "no visible GPU" $bf16
 "${model}_checks"
 background trained
+# a head that reads what MQAR asks alone (util/asked.cuh)
+asked=(--task mqar --vocab-size 1024 --max-length 24 --pairs 3 --layers 1 --eval-batches 2)
+case $model in
+gpt2) odd=(--channels 33 --heads 3 --model transformer) ;;
+deltanet) odd=(--channels 33 --heads 3) ;;
+metala) odd=(--channels 33 --heads 3 --key-channels 15) ;;
+*) odd=(--channels 33) ;;
+esac
+background agree "asked" "${asked[@]}" --batch-size 3
+background agree "asked C=33" "${asked[@]}" "${odd[@]}" --batch-size 3
+background losses "asked, longer fresh sequences, ten steps fp32" 1e-4 $fp32 "${asked[@]}" \
+    --batch-size 5 --eval-max-length 40
+background losses "asked, shorter fresh sequences, ten steps bf16" 1e-2 $bf16 "${asked[@]}" \
+    --batch-size 3 --eval-max-length 14 --accumulate 3
 background agree "a token that is everywhere" --task mqar --max-length 400 --batch-size 3 \
     --channels 160 --layers 1 # a run of 37 parts, two groups of channels (util/sums.cuh)
 wait $others_pid

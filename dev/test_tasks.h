@@ -13,7 +13,7 @@ static size_t any_vocabulary = 29;
 static TaskShape any_shape(const TaskOptions *options)
 {
     const size_t T = (size_t)options->string_size;
-    TaskShape shape = {T, any_vocabulary, 1, 0, "T", 0, T};
+    TaskShape shape = {T, any_vocabulary, 1, 0, "T", 0, T, 0};
     return shape;
 }
 

@@ -1,10 +1,24 @@
-// sums.cuh: sums over many rows in an order that nothing changes: of slices, of columns, of rows by
-// token. No float is added atomically: the shape alone cuts a sum into parts, and these are added
-// in their order, so that the same call gives the same bits.
+// sums.cuh: sums over many rows in an order that nothing changes: of losses, of slices, of
+// columns, of rows by token. No float is added atomically: the shape alone cuts a sum into parts,
+// and these are added in their order, so that the same call gives the same bits.
 #ifndef SEQ_UTIL_SUMS_CUH
 #define SEQ_UTIL_SUMS_CUH
 
 #include "warp.cuh"
+
+// loss_kernel: result->loss = (after the first batch of an update: +=) the sum of losses (N) times
+// step->unit, in one block.
+static __global__ void loss_kernel(StepResult *result, const float *losses, const StepInput *step,
+                                   size_t N)
+{
+    double sum = 0;
+#pragma unroll 8
+    for (size_t n = threadIdx.x; n < N; n += blockDim.x)
+        sum += losses[n];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0)
+        result->loss = (step->first ? 0 : result->loss) + sum * step->unit;
+}
 
 // ---- slices and columns
 

@@ -108,6 +108,7 @@ static inline float emu_uint_as_float(unsigned bits)
 #define __fdividef(x, y) ((x) / (y))
 #define __fmul_rn(x, y) ((x) * (y))
 #define __ffs(x) __builtin_ffs((int)(x))
+#define __popc(x) __builtin_popcount(x)
 
 // sincospif: sine and cosine of pi x.
 static inline void sincospif(float x, float *sine, float *cosine)

@@ -215,8 +215,8 @@ tokens() {
 launched() {
     local never skip= sources="train_$model.cu util/*.cuh"
     [[ $model == deltanet || $model == mamba || $model == metala ]] &&
-        sources=train_$model.cu skip='/^\/\/ \[layers\]/,/^\/\/ \[model\]/d'
-    [ $model = gateloop ] && sources=train_gateloop.cu # no positions to learn
+        sources="train_$model.cu util/asked.cuh" skip='/^\/\/ \[layers\]/,/^\/\/ \[model\]/d'
+    [ $model = gateloop ] && sources="train_gateloop.cu util/asked.cuh" # no positions to learn
     [ $model = causalrn ] && skip='s/slices_table_kernel//' # its sums wait for no others
     never=$(comm -23 <(sed "$skip" $sources | tr '\n' ' ' | grep -oE '__global__[^{;]*' |
         grep -oE '\w+_kernel' | sort -u) <(grep -oE '\w+_kernel' "$work/kernels.$model" | sort -u))
@@ -618,6 +618,34 @@ gateloop_checks() {
     background losses "longer fresh sequences" fp32 1e-4 "${longer[@]}"
 }
 
+# asked PRECISION: rows that are asked of, fewer than there is room for, none (dev/test_asked.cu)
+asked() {
+    local log=$work/asked.$1
+    compile dev/test_asked.cu $build/asked_$1 -Idev -DTESTING \
+        -DTRAINER="\"$build/mamba_$1.cc\"" -DPRECISION_${1^^}
+    $build/asked_$1 >"$log" 2>&1 && row "asked rows $1" "ok $(tail -n 1 "$log")" ||
+        row "asked rows $1" "FAIL $(grep -m 1 FAIL "$log") $(tail -n 1 "$log")"
+}
+
+# asked_checks: a head that reads what MQAR asks alone (util/asked.cuh): channels in 16 bytes and
+# not, batches of training and evaluations that are shorter and longer, several an update
+asked_checks() {
+    local o=(--task mqar --vocab-size 1024 --max-length 24 --pairs 3 --eval-batches 2) odd
+    local -x ROUNDED=$([ $model = causalrn ] || echo $build/rounded_$model)
+    case $model in
+    gpt2) odd=(--channels 33 --heads 3 --model transformer) ;;
+    deltanet) odd=(--channels 33 --heads 3) ;;
+    metala) odd=(--channels 33 --heads 3 --key-channels 15) ;;
+    *) odd=(--channels 33) ;;
+    esac
+    background agree "asked" "${o[@]}" --batch-size 3
+    background agree "asked C=33" "${o[@]}" "${odd[@]}" --batch-size 3
+    background losses "asked, longer fresh sequences" fp32 1e-4 "${o[@]}" --batch-size 5 \
+        --eval-max-length 40
+    background losses "asked, shorter fresh sequences" bf16 1e-2 "${o[@]}" --batch-size 3 \
+        --eval-max-length 14 --accumulate 3
+}
+
 # selective PRECISION: the ladder of Mamba's scan, the trainer's choice of its kernels: states that
 # come in and go out, steps that are huge and 0
 selective() {
@@ -637,6 +665,8 @@ mamba_checks() {
     local -x ROUNDED=$build/rounded_mamba
     background selective fp32
     background selective bf16
+    background asked fp32
+    background asked bf16
     for range in signed nonneg; do
         background decodes "$range" 130 --task copying --layers 1 --eigenvalues $range --lr 4e-3 \
             --eval-batches 1
@@ -702,6 +732,7 @@ for direction in forward backward; do
 done
 for model in "$@"; do
     ${model}_checks
+    asked_checks
     # parts of runs, two groups of channels (util/sums.cuh)
     ROUNDED=$([ $model = causalrn ] || echo $build/rounded_$model) background agree \
         "a token that is everywhere" --task mqar --max-length 100 --batch-size 3 --channels 160

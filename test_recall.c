@@ -8,7 +8,7 @@
 //
 // [layouts]  mqar, in-context, noisy, fuzzy, selective
 // [draws]    slots of mqar, values of memorization, needles, --examples, fixed seeds
-// [scores]   accuracy by token; sizes that are refused
+// [scores]   accuracy by token; sizes that are refused; how many targets there are
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -497,6 +497,42 @@ static void test_recall_refused(void)
     expect_die(open_recall, &o, EXIT_USAGE, "--eval-min-length: expected 16 to 64");
 }
 
+// fill_more: as mqar_fill, and one target more than the shape says.
+static void fill_more(const TaskOptions *o, uint64_t seed, uint64_t stream, int *inputs,
+                      int *targets)
+{
+    mqar_fill(o, seed, stream, inputs, targets);
+    targets[0] = 1;
+}
+
+// batch_more: in a child: a batch of such sequences.
+static void batch_more(void *options)
+{
+    Task task = TASKS[MQAR];
+    Batch batch;
+    batch_alloc(&batch, 3, 64);
+    task.fill = fill_more;
+    task_batch(&task, options, 1, STREAM_TRAIN, 0, &batch);
+}
+
+// test_asked: mqar and needle ask as often as their shapes say, and who asks more is refused.
+static void test_asked(void)
+{
+    for (int task = MQAR; task <= NEEDLE; task += NEEDLE - MQAR)
+        for (int pairs = 0; pairs < 8; pairs += 7) {
+            TaskOptions o = options_of(0, 64, 0, 80);
+            o.pairs = pairs;
+            const size_t asked = task == NEEDLE ? 1 : pairs ? 7 : 4;
+            Batch batch = recall_batch(task, &o, 1, STREAM_TRAIN, 5);
+            CHECK(TASKS[task].shape(&o).asked == asked && batch_targets(&batch) == 5.0 * asked,
+                  "task %d, --pairs %d: %g targets in 5 sequences", task, pairs,
+                  batch_targets(&batch));
+            batch_free(&batch);
+        }
+    TaskOptions o = options_of(0, 0, 0, 0);
+    expect_die(batch_more, &o, EXIT_FAIL, "a sequence has 5 targets, its shape says at most 4");
+}
+
 int main(void)
 {
     make_dir();
@@ -512,5 +548,6 @@ int main(void)
     test_recall_golden();
     test_macro();
     test_recall_refused();
+    test_asked();
     return test_report();
 }

@@ -1689,7 +1689,7 @@ static double model_flops(const Model *m)
     const Mix mix = m->config.mix;
     double pairs = mix.causal ? ((double)m->T + 1) / 2 : (double)m->T;
     double layer = mix.model == LINEAR ? 40 : (mix.prenorm == EXACT ? 25 : 17) * pairs;
-    double weights = (double)(m->L * 3 * m->C * m->H + m->V * m->C);
+    double weights = (double)(m->L * 3 * m->C * m->H + m->V * m->C * m->rows / (m->B * m->T));
     return (double)m->config.training.accumulate * (double)(m->B * m->T) *
            (6 * weights + (double)(m->L * m->H) * layer);
 }

@@ -1738,10 +1738,11 @@ static void model_copies(Model *m)
 // and 22 HS a channel and layer in the recurrence, 6 of them forward.
 static double model_flops(const Model *m)
 {
-    const double weights = (double)arena_elements(&m->weights.params, "wte");
+    const size_t N = m->B * m->T, unread = m->V * m->C * (N - m->rows) / N; // see asked.cuh
+    const double weights = (double)(arena_elements(&m->weights.params, "wte") - unread);
     const size_t HS = m->C / m->NH; // by chunks 6 HS and 4 CS forward, of a triangular matrix half
     const size_t each = m->config.form == CHUNK ? 18 * HS + 12 * CS : 22 * HS;
-    return (double)m->config.training.accumulate * (double)(m->B * m->T) *
+    return (double)m->config.training.accumulate * (double)N *
            (6 * weights + (double)(m->L * m->C * each));
 }
 

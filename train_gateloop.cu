@@ -1556,9 +1556,10 @@ static void model_copies(Model *m)
 // and 48 HS a channel and layer in the recurrence, 10 of them forward.
 static double model_flops(const Model *m)
 {
-    const size_t tokens = (size_t)m->config.training.accumulate * m->B * m->T;
-    return (double)tokens * (6 * (double)arena_elements(&m->weights.params, "wte") +
-                             48 * (double)(m->L * m->C * m->HS));
+    const size_t N = m->B * m->T, unread = m->V * m->C * (N - m->rows) / N; // see asked.cuh
+    const double weights = (double)(arena_elements(&m->weights.params, "wte") - unread);
+    return (double)m->config.training.accumulate * (double)N *
+           (6 * weights + 48 * (double)(m->L * m->C * m->HS));
 }
 
 // from: x + n, or NULL for a tensor that does not exist.

@@ -1964,7 +1964,7 @@ static double model_flops(const Model *m)
 {
     double pairs = m->config.causal ? ((double)m->T + 1) / 2 : (double)m->T;
     double mixed = m->config.model == LINEAR ? (double)(m->C / m->NH) : pairs;
-    double weights = (double)(m->L * 12 * m->C * m->C + m->V * m->C);
+    double weights = (double)(m->L * 12 * m->C * m->C + m->V * m->C * m->rows / (m->B * m->T));
     return (double)m->config.training.accumulate * (double)(m->B * m->T) *
            (6 * weights + 12 * (double)(m->L * m->C) * mixed);
 }

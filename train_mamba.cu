@@ -1434,9 +1434,10 @@ static void model_copies(Model *m)
 // and 40 S a channel and layer in the scan, 10 of them forward; an exponential counts as one.
 static double model_flops(const Model *m)
 {
-    const size_t tokens = (size_t)m->config.training.accumulate * m->B * m->T;
-    return (double)tokens * (6 * (double)arena_elements(&m->weights.params, "wte") +
-                             40 * (double)(m->L * m->H * m->S));
+    const size_t N = m->B * m->T, unread = m->V * m->C * (N - m->rows) / N; // see asked.cuh
+    const double weights = (double)(arena_elements(&m->weights.params, "wte") - unread);
+    return (double)m->config.training.accumulate * (double)N *
+           (6 * weights + 40 * (double)(m->L * m->H * m->S));
 }
 
 // layer_acts: the activations of layer l.

@@ -1890,8 +1890,9 @@ static void model_copies(Model *m)
 // and 22 DK DV a head and layer in the recurrence, 5 of them forward.
 static double model_flops(const Model *m)
 {
-    const double weights = (double)arena_elements(&m->weights.params, "wte");
-    return (double)m->config.training.accumulate * (double)(m->B * m->T) *
+    const size_t N = m->B * m->T, unread = m->V * m->C * (N - m->rows) / N; // see asked.cuh
+    const double weights = (double)(arena_elements(&m->weights.params, "wte") - unread);
+    return (double)m->config.training.accumulate * (double)N *
            (6 * weights + 22 * (double)(m->L * m->K * m->DV));
 }
 

@@ -1,6 +1,6 @@
 // asked.cuh: heads that make logits only where something is asked. MQAR asks at 16 of 256 positions
-// and has 8192 symbols: the logits of all positions would be a third to a half of a step, and most
-// of its memory.
+// and has 8192 symbols: at C = 64 the logits of all positions would be five times the products of
+// two blocks, and most of the memory.
 //
 // R rows stand for the N positions of a batch: those with a target, in their order, and behind them
 // rows of zeros, because R is the same for every batch of training, whose step is recorded once.

@@ -684,6 +684,7 @@ static void test_options(void)
         {"--init-from x", "--init-from: expected --model gpt2"},
         {"--model gpt2 --init-from x --load y", "--init-from and --load"},
         {"--model gpt2 --init-from x --out z --resume", "--init-from and --resume"},
+        {"--model gpt2 --init-from x --embed-std 0.1", "--init-from and --embed-std"},
         {"--accumulate 0", "--accumulate"},
         {"--model bert", "--model"},
     };

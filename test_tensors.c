@@ -395,6 +395,27 @@ static void test_training_round_trip(void)
     empty_dir("");
 }
 
+// test_training_embeddings: --embed-std gives embeddings that standard deviation, by the same
+// random numbers, and other tensors nothing; 0 leaves the model's own.
+static void test_training_embeddings(void)
+{
+    Trainer *r = trainer_make(NULL), *own = trainer_make(NULL);
+    const Arena *got = &r->weights.params, *want = &own->weights.params;
+    for (double std = 0; std < 1; std += 0.25) {
+        r->training.embed_std = std;
+        training_load(&r->training, &r->weights, &r->options, "testmodel");
+        for (int k = 0; k < got->n; k++)
+            for (size_t i = 0; i < tensor_size(&got->table[k]); i++) {
+                const double x = real_at(arena_data(got, k), i, 4);
+                const double y = real_at(arena_data(want, k), i, 4) * (k == 0 && std > 0 ? std : 1);
+                CHECK(fabs(x - y) <= 1e-6 * fabs(y), "std %g, %s: %g, expected %g", std,
+                      got->table[k].name, x, y);
+            }
+    }
+    trainer_free(r);
+    trainer_free(own);
+}
+
 // test_training_metadata: a checkpoint of another architecture, version or configuration is refused
 // by name; --load asks for the model only, and --steps may change under a constant schedule.
 static void test_training_metadata(void)
@@ -642,6 +663,7 @@ int main(void)
     test_tensors_sizes();
     test_training_rate();
     test_training_update();
+    test_training_embeddings();
     test_training_round_trip();
     test_training_metadata();
     test_training_tensors();

@@ -1254,9 +1254,9 @@ static void config_check(const Config *c)
     if (c->init_from && c->model != GPT2)
         die(EXIT_USAGE, "--init-from: expected --model gpt2, whose weights the file holds, got "
             "--model %s", model_name(c));
-    if (c->init_from && (c->training.load || c->training.resume))
-        die(EXIT_USAGE, "--init-from and --%s: expected one of them, each reads all weights",
-            c->training.load ? "load" : "resume");
+    if (c->init_from && (c->training.load || c->training.resume || c->training.embed_std > 0))
+        die(EXIT_USAGE, "--init-from and --%s: expected one of them, each gives first weights",
+            c->training.load ? "load" : c->training.resume ? "resume" : "embed-std");
 }
 
 static Config config;

@@ -246,18 +246,23 @@ static inline double initial_value(Init init, size_t last, uint64_t seed, uint64
     }
 }
 
-// arena_init: draw the initial values: tensor k from stream STREAM_INIT + k of `seed`.
+// arena_draw: draw initial values as `init` says for tensor k, from stream STREAM_INIT + k of `seed`.
+static inline void arena_draw(Arena *a, int k, Init init, uint64_t seed)
+{
+    const Tensor *row = &a->table[k];
+    const size_t n = tensor_size(row), last = n ? row->shape[tensor_dims(row) - 1] : 1;
+    void *x = arena_data(a, k);
+#pragma omp parallel for
+    for (size_t i = 0; i < n; i++)
+        real_set(x, i, a->real_size,
+                 initial_value(init, last, seed, STREAM_INIT + (uint64_t)k, i));
+}
+
+// arena_init: draw all initial values, as the table says.
 static inline void arena_init(Arena *a, uint64_t seed)
 {
-    for (int k = 0; k < a->n; k++) {
-        const Tensor *row = &a->table[k];
-        const size_t n = tensor_size(row), last = n ? row->shape[tensor_dims(row) - 1] : 1;
-        void *x = arena_data(a, k);
-#pragma omp parallel for
-        for (size_t i = 0; i < n; i++)
-            real_set(x, i, a->real_size,
-                     initial_value(row->init, last, seed, STREAM_INIT + (uint64_t)k, i));
-    }
+    for (int k = 0; k < a->n; k++)
+        arena_draw(a, k, a->table[k].init, seed);
 }
 
 // arena_first_bad: the name of the first tensor holding a NaN or Inf and its index, or NULL.

@@ -21,7 +21,7 @@ enum { CONSTANT, COSINE };
 typedef struct {
     int batch_size, accumulate, steps, schedule, warmup;
     int eval_every, save_every, print_every, threads;
-    double lr, lr_min, grad_clip, weight_decay, beta1, beta2, adam_eps, stop_at;
+    double lr, lr_min, grad_clip, weight_decay, beta1, beta2, adam_eps, stop_at, embed_std;
     uint64_t seed;
     const char *out, *load, *dump, *preset;
     int resume, force, help;
@@ -56,6 +56,8 @@ static inline void training_options(Options *options, Training *t)
          "AdamW, added to the root of the second moment"},
         {"stop-at", OPT_REAL, &t->stop_at, "0", 0, 1, "accuracy", DEFINES_TRAINING,
          "stop when a training batch reaches it, 0 = never"},
+        {"embed-std", OPT_REAL, &t->embed_std, "0", 0, 1e3, "number", DEFINES_TRAINING,
+         "embeddings start as N(0, number), 0 = as the model has them"},
         {"seed", OPT_U64, &t->seed, "1", 0, 0, "number", DEFINES_TRAINING, "of weights and data"},
         {"threads", OPT_INT, &t->threads, "0", 0, 1024, "threads", RUNTIME, "0 = all cores"},
         {"eval-every", OPT_INT, &t->eval_every, "0", 0, 1e9, "updates", RUNTIME,
@@ -83,11 +85,9 @@ static inline void training_options(Options *options, Training *t)
 static inline void training_check(const Training *t)
 {
     if (t->resume && t->force)
-        die(EXIT_USAGE,
-            "--resume and --force: expected one of them, --resume goes on, --force starts over");
+        die(EXIT_USAGE, "--resume and --force: expected one of them, --force starts over");
     if (t->resume && t->load)
-        die(EXIT_USAGE,
-            "--resume and --load: expected one of them, --resume reads the checkpoint in --out");
+        die(EXIT_USAGE, "--resume and --load: expected one of them, --resume reads --out");
     if (t->resume && t->dump)
         die(EXIT_USAGE, "--resume and --dump: expected one of them, a dump is the first batch\n"
                         "hint: --load FILE --steps 0 --dump FILE dumps a checkpoint's weights");
@@ -99,6 +99,8 @@ static inline void training_check(const Training *t)
     if (t->steps == 0 && (t->resume || t->out))
         die(EXIT_USAGE, "--steps 0 writes no run: expected no --out or --resume\n"
                         "hint: --load FILE --steps 0 evaluates a checkpoint");
+    if (t->load && t->embed_std > 0)
+        die(EXIT_USAGE, "--load and --embed-std: expected one of them, each gives first weights");
     if (t->lr_min > t->lr)
         die(EXIT_USAGE, "--lr-min: expected at most --lr (%g), got %g", t->lr, t->lr_min);
 }
@@ -340,12 +342,17 @@ static inline void dump_write(const char *path, const int *inputs, const int *ta
 
 // ---- runs
 
-// training_load: --load: read the weights of a checkpoint, if one is named.
+// training_load: first weights that are not the model's own: a checkpoint's with --load, and with
+// --embed-std embeddings of tokens, positions and <CLS> that are the same numbers, scaled.
 static inline void training_load(const Training *t, Weights *w, const Options *options,
                                  const char *architecture)
 {
+    const Init init = INIT_NORMAL(t->embed_std);
     if (t->load)
         checkpoint_load(t->load, w, options, architecture, 0, t->schedule);
+    for (int k = 0; k < w->params.n; k++)
+        if (t->embed_std > 0 && name_in_list(w->params.table[k].name, "wte,wpe,cls"))
+            arena_draw(&w->params, k, init, t->seed);
 }
 
 // training_clean: remove what killed runs left behind in a directory: half-written checkpoints.

@@ -4,11 +4,12 @@
 # for TRAINER and GPT2: the trainers are ./train_X$SUFFIX, SUFFIX=_gpu. --full, for larger cells,
 # sets FULL.
 #
-# Two blocks of [mixer, MLP], C channels wide; the head has its own matrix. The mixer, its norms,
-# first weights and MLP are each architecture's own: a GELU MLP of 4 C where it has one, a SwiGLU
-# MLP of H = 8/3 C, as many weights, where it has that, and four layers of H = 2 C in place of two
-# blocks where it has none. Weights besides embeddings and head, thousands at C = 64 and 128;
-# numbers of a sequence's memory, all layers, without windows of convolutions:
+# Two blocks of [mixer, MLP], C channels wide; the head has its own matrix; embeddings start as
+# N(0,0.02). The mixer, its norms, first weights and MLP are each architecture's own: a GELU MLP of
+# 4 C where it has one, a SwiGLU MLP of H = 8/3 C, as many weights, where it has that, and four
+# layers of H = 2 C in place of two blocks where it has none. Weights besides embeddings and head,
+# thousands at C = 64 and 128; numbers of a sequence's memory, all layers, without windows of
+# convolutions:
 #
 #   model               mixer, MLP                                      weights   memory
 #   transformer         heads of 64, positions, GELU                    99   394  4 T C
@@ -26,10 +27,10 @@
 # 4 pairs in 64 tokens of 64 symbols, C = 64, batches of 128 at 2.15e-3 on the CPU, seed 1, a model
 # of one head had 28% of a batch right at step 2499 and 99% at 2616, one of four heads 99% at 1168.
 # Batches of 32, 2500 of them, were too few for one, two and eight heads: 24 to 29%.
-# Its embeddings start as N(0,1), as in CausalRN's paper, beside which what attention adds is small:
-# 16 pairs in 128 tokens of 1024 symbols, C = 64, 600 batches of 128 at 2.15e-3 on the CPU, seed 1,
-# leave the loss at 6.26, ln 512 being 6.24; started at 0.02 it is 5.5, with --model gpt2 5.3. 80
-# in 512 of 8192 symbols need more still: mqar_hard.sh.
+# With embeddings of N(0,1), as in CausalRN's paper, what attention adds is small beside them: 16
+# pairs in 128 tokens of 1024 symbols, C = 64, 600 batches of 128 at 2.15e-3 on the CPU, seed 1,
+# leave the loss at 6.26, ln 512 being 6.24; with 0.02 it is 5.5, with --model gpt2 5.3. 80 in 512
+# of 8192 symbols need more still: mqar_hard.sh.
 #
 # Decay is on what each trainer decays: all of DeltaNet's and MetaLA's weights, Mamba's but three,
 # no gains, biases or N(0,1) embeddings of the others. A head reads every position, though those
@@ -88,7 +89,7 @@ model() {
         ;;
     esac
     trainer=./train_$trainer$SUFFIX
-    shape+=(--channels "$C")
+    shape+=(--channels "$C" --embed-std 0.02)
 }
 
 # recall PROBLEM C LR OPTIONS...: the curve MODEL.PROBLEM.C.LR of each of MODELS: at most STEPS

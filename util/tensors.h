@@ -246,7 +246,7 @@ static inline double initial_value(Init init, size_t last, uint64_t seed, uint64
     }
 }
 
-// arena_draw: draw initial values of tensor k as `init` says, from stream STREAM_INIT + k of `seed`.
+// arena_draw: draw tensor k's initial values as `init` says, from stream STREAM_INIT + k of `seed`.
 static inline void arena_draw(Arena *a, int k, Init init, uint64_t seed)
 {
     const Tensor *row = &a->table[k];

@@ -556,6 +556,11 @@ static void test_training_tensors(void)
     craft(r, "pairs", "4", NULL);
     expect_die(check_load, r, EXIT_DATA, "was made with --pairs 4, this run has 5");
     r->pairs = 4;
+    craft(r, "embed-std", NULL, NULL); // or than one of training
+    load_accepted(r, "step 7");
+    r->training.embed_std = 0.5;
+    expect_die(check_load, r, EXIT_DATA, "was made with --embed-std 0, this run has 0.5");
+    r->training.embed_std = 0;
     craft(r, "task", NULL, NULL); // any task's: --load takes the weights, --resume needs to know
     expect_die(check_load, r, EXIT_DATA, "expected --task in its metadata, got none");
     r->resume = 0;

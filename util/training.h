@@ -243,8 +243,8 @@ static inline void checkpoint_save(const char *path, const Weights *w, const Opt
 
 // checkpoint_check: die unless the file's metadata fits this run: architecture, format version and
 // each option of class `level` or above, at DEFINES_TRAINING also the data's checksum. --steps may
-// change under a constant schedule; an option of a task that the file lacks counts as its default,
-// --task itself does not. Returns the file's step.
+// change under a constant schedule; an option of training or of a task that the file lacks counts
+// as its default, --task itself does not. Returns the file's step.
 static inline long checkpoint_check(const StFile *file, const char *path, const Options *options,
                                     const char *architecture, int level, int schedule)
 {
@@ -263,7 +263,7 @@ static inline long checkpoint_check(const StFile *file, const char *path, const 
         if (o->defines < level || (schedule == CONSTANT && !strcmp(o->name, "steps")))
             continue;
         option_format(o, ours, sizeof ours);
-        if (!theirs && o->defines == DEFINES_DATA && strcmp(o->name, "task"))
+        if (!theirs && o->defines != DEFINES_MODEL && strcmp(o->name, "task"))
             theirs = o->def; // the program that wrote the file did not have this option
         if (!theirs)
             die(EXIT_DATA, "%s: expected --%s in its metadata, got none", path, o->name);

@@ -396,7 +396,7 @@ static void test_training_round_trip(void)
 }
 
 // test_training_embeddings: --embed-std gives embeddings that standard deviation, by the same
-// random numbers, and other tensors nothing; 0 leaves the model's own.
+// random numbers, and other tensors nothing; 0 leaves the model's own, --load has its file's.
 static void test_training_embeddings(void)
 {
     Trainer *r = trainer_make(NULL), *own = trainer_make(NULL);
@@ -412,8 +412,16 @@ static void test_training_embeddings(void)
                       got->table[k].name, x, y);
             }
     }
+    char path[2048];
+    strcpy(path, in_dir("checkpoint.safetensors"));
+    checkpoint_save(path, &own->weights, &own->options, "testmodel", 7);
+    r->training.load = path;
+    training_load(&r->training, &r->weights, &r->options, "testmodel");
+    CHECK(!memcmp(r->params.wte, own->params.wte, 21 * sizeof(float)),
+          "--embed-std drew over the weights of --load");
     trainer_free(r);
     trainer_free(own);
+    empty_dir("");
 }
 
 // test_training_metadata: a checkpoint of another architecture, version or configuration is refused

@@ -488,7 +488,6 @@ static void test_options_trainer(void)
     expect_die(parse_trainer, (void *)"--resume", EXIT_USAGE, "--out");
     expect_die(parse_trainer, (void *)"--accumulate 2 --dump d", EXIT_USAGE, "--accumulate 2");
     expect_die(parse_trainer, (void *)"--lr 1e-3 --lr-min 2e-3", EXIT_USAGE, "--lr-min");
-    expect_die(parse_trainer, (void *)"--load y --embed-std 0.1", EXIT_USAGE, "--embed-std");
 }
 
 // add_past_end: one row more than a table holds.

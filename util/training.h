@@ -99,8 +99,6 @@ static inline void training_check(const Training *t)
     if (t->steps == 0 && (t->resume || t->out))
         die(EXIT_USAGE, "--steps 0 writes no run: expected no --out or --resume\n"
                         "hint: --load FILE --steps 0 evaluates a checkpoint");
-    if (t->load && t->embed_std > 0)
-        die(EXIT_USAGE, "--load and --embed-std: expected one of them, each gives first weights");
     if (t->lr_min > t->lr)
         die(EXIT_USAGE, "--lr-min: expected at most --lr (%g), got %g", t->lr, t->lr_min);
 }
@@ -342,8 +340,9 @@ static inline void dump_write(const char *path, const int *inputs, const int *ta
 
 // ---- runs
 
-// training_load: first weights that are not the model's own: a checkpoint's with --load, and with
-// --embed-std embeddings of tokens, positions and <CLS> that are the same numbers, scaled.
+// training_load: first weights that are not the model's own: with --load all of a checkpoint, else
+// with --embed-std the embeddings of tokens, positions and <CLS>: the same numbers, scaled. As with
+// --seed, a run's own options evaluate its checkpoint.
 static inline void training_load(const Training *t, Weights *w, const Options *options,
                                  const char *architecture)
 {
@@ -351,7 +350,7 @@ static inline void training_load(const Training *t, Weights *w, const Options *o
     if (t->load)
         checkpoint_load(t->load, w, options, architecture, 0, t->schedule);
     for (int k = 0; k < w->params.n; k++)
-        if (t->embed_std > 0 && name_in_list(w->params.table[k].name, "wte,wpe,cls"))
+        if (!t->load && t->embed_std > 0 && name_in_list(w->params.table[k].name, "wte,wpe,cls"))
             arena_draw(&w->params, k, init, t->seed);
 }
 

@@ -5,11 +5,11 @@
 # sets FULL.
 #
 # Two blocks of [mixer, MLP], C channels wide; the head has its own matrix; embeddings start as
-# N(0,0.02). The mixer, its norms, first weights and MLP are each architecture's own: a GELU MLP of
-# 4 C where it has one, a SwiGLU MLP of H = 8/3 C, as many weights, where it has that, and four
-# layers of H = 2 C in place of two blocks where it has none. Weights besides embeddings and head,
-# thousands at C = 64 and 128; numbers of a sequence's memory, all layers, without windows of
-# convolutions:
+# N(0,0.02), like Zoology's. The mixer, its norms, other first weights and MLP are each
+# architecture's own: a GELU MLP of 4 C where it has one, a SwiGLU MLP of H = 8/3 C, as many
+# weights, where it has that, and four layers of H = 2 C in place of two blocks where it has none.
+# Weights besides embeddings and head, thousands at C = 64 and 128; numbers of a sequence's memory,
+# all layers, without windows of convolutions:
 #
 #   model               mixer, MLP                                      weights   memory
 #   transformer         heads of 64, positions, GELU                    99   394  4 T C

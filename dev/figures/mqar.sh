@@ -11,7 +11,7 @@
 # Seen at 2.15e-3: what DeltaNet, MetaLA, GLA and Mamba have, a short convolution, brings key and
 # value together at once. The others must learn that: the Transformer and CausalRN do to 8 pairs in
 # 128 tokens, and with 16 in 256 are at the 6% of who names any value of the sequence when the steps
-# are over. As the first embeddings N(0,1) were far worse: 2% of 8 pairs for the Transformer of 64
+# are over. First embeddings of N(0,1) were far worse: 2% of 8 pairs for the Transformer of 64
 # channels, for Mamba 71 and 80%.
 FIGURE=mqar STEPS=${STEPS:-6000} THIN=${THIN:-200} SAVE_EVERY=${SAVE_EVERY:-2000}
 . "$(dirname "$0")/models.sh"

@@ -238,7 +238,8 @@ test_every_option() {
         "schedule cosine" "lr-min 1e-5" "grad-clip 0" "weight-decay 0.1" "beta1 0" "beta2 0.99" \
         "adam-eps 1e-6" "stop-at 0.5" "embed-std 0.1" "seed 0" "threads 2" "eval-every 1" \
         "save-every 1" "print-every 1" "out elsewhere" "force" \
-        "load every/checkpoint.safetensors" "dump d" "preset main" "vocab ascii $of_text" "context 7 $of_text" "held-out 0.2 $of_text" \
+        "load every/checkpoint.safetensors" "dump d" "preset main" "vocab ascii $of_text" \
+        "context 7 $of_text" "held-out 0.2 $of_text" \
         "eval-batches 2" "sample 3" "temperature 0" "top-k 2" "min-length 4 $of_bits" \
         "max-length 99 $of_bits" "eval-min-length 5 $of_bits" \
         "eval-max-length 40 --task parity" "multiply no --task brackets --eval-max-length 40" \

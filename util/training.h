@@ -87,7 +87,8 @@ static inline void training_check(const Training *t)
     if (t->resume && t->force)
         die(EXIT_USAGE, "--resume and --force: expected one of them, --force starts over");
     if (t->resume && t->load)
-        die(EXIT_USAGE, "--resume and --load: expected one of them, --resume reads --out");
+        die(EXIT_USAGE,
+            "--resume and --load: expected one of them, --resume reads the checkpoint in --out");
     if (t->resume && t->dump)
         die(EXIT_USAGE, "--resume and --dump: expected one of them, a dump is the first batch\n"
                         "hint: --load FILE --steps 0 --dump FILE dumps a checkpoint's weights");
@@ -341,17 +342,17 @@ static inline void dump_write(const char *path, const int *inputs, const int *ta
 // ---- runs
 
 // training_load: first weights that are not the model's own: with --load all of a checkpoint, else
-// with --embed-std the embeddings of tokens, positions and <CLS>: the same numbers, scaled. As with
-// --seed, a run's own options evaluate its checkpoint.
+// with --embed-std the embeddings of tokens, positions and <CLS>: the same numbers, scaled.
 static inline void training_load(const Training *t, Weights *w, const Options *options,
                                  const char *architecture)
 {
     const Init init = INIT_NORMAL(t->embed_std);
     if (t->load)
         checkpoint_load(t->load, w, options, architecture, 0, t->schedule);
-    for (int k = 0; k < w->params.n; k++)
-        if (!t->load && t->embed_std > 0 && name_in_list(w->params.table[k].name, "wte,wpe,cls"))
-            arena_draw(&w->params, k, init, t->seed);
+    else if (t->embed_std > 0)
+        for (int k = 0; k < w->params.n; k++)
+            if (name_in_list(w->params.table[k].name, "wte,wpe,cls"))
+                arena_draw(&w->params, k, init, t->seed);
 }
 
 // training_clean: remove what killed runs left behind in a directory: half-written checkpoints.

@@ -33,9 +33,9 @@
 # of 8192 symbols need more still: mqar_hard.sh.
 #
 # Decay is on what each trainer decays: all of DeltaNet's and MetaLA's weights, Mamba's but three,
-# no gains, biases or N(0,1) embeddings of the others. A head reads every position, though those
-# without a target have no loss: the same gradient, more time. But on the GPU MQAR's reads only
-# those that have one (util/asked.cuh).
+# no gains or biases of the others, nor embeddings of Transformers and CausalRN. A head reads every
+# position, though those without a target have no loss: the same gradient, more time. But on the GPU
+# MQAR's reads only those that have one (util/asked.cuh).
 #
 # From the environment, besides common.sh's: MODELS="metala mamba", CHANNELS="64 128".
 FULL=
